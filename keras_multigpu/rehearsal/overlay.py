@@ -71,7 +71,10 @@ class Overlay:
 
     def to_read(self, path: Any) -> Any:
         own = self.place(path)
-        return path if own is None or self._is_behind_link(own) else alike(path, own)
+        if own is None or self._is_behind_link(own):
+            return path
+        # In a bucket all is the user's but what the script has written.
+        return path if "://" in own and not os.path.exists(own) else alike(path, own)
 
     def _is_behind_link(self, own: str) -> bool:
         """Whether a place is in a folder without a copy, where all is the user's."""
@@ -100,6 +103,8 @@ class Overlay:
         if own is None:
             return path
         folder = os.path.dirname(own)
+        if "://" in own:  # Buckets have no folders.
+            os.makedirs(folder, exist_ok=True)
         if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         self._copy_folder(folder)

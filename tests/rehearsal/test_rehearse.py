@@ -111,6 +111,9 @@ if not os.path.exists("second start"):
     with tf.io.gfile.GFile("g/text", "w") as file:
         file.write("text")
     assert tf.io.gfile.listdir("g") == ["text"]
+    with tf.io.gfile.GFile("gs://no_bucket/folder/text", "w") as file:
+        file.write("text")
+    assert tf.io.gfile.GFile("gs://no_bucket/folder/text").read() == "text"
     assert tempfile.NamedTemporaryFile().name != ""
     open("second start", "w").close()
 
