@@ -190,6 +190,10 @@ def test_random_crops_have_the_areas_and_aspects_of_inception():
     small = area < 0.15
     assert abs((top[small] / (300 - height[small])).mean() - 0.5) < 0.03
     assert abs((left[small] / (400 - width[small])).mean() - 0.5) < 0.03
+    # Both numbers of a seed count, and the last row and column are reached.
+    boxes = np.array([random_box(4, 5, np.array([7, i])) for i in range(200)])
+    top, left, height, width = boxes.T
+    assert ((top + height == 4) & (height < 4)).any() and ((left + width == 5) & (width < 5)).any()
 
 
 @pytest.mark.parametrize(
