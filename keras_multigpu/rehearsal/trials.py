@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.optimizer_internals import compiled_rate
 from keras_multigpu.rehearsal.findings import in_words
 from keras_multigpu.rehearsal.overlay import Overlay
+from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -128,6 +130,8 @@ def labels(real: RealRun, model: keras.Model) -> Found:
     if "sparse_categorical_crossentropy" not in str(getattr(model.loss, "name", model.loss)):
         return
     found = [real.y] if real.y is not None else [batch[1] for batch in some_batches(model)]
+    if not found:
+        return
     low, high = min(np.min(each) for each in found), max(np.max(each) for each in found)
     outputs = model.output_shape[-1]
     said = f"from {low:g} to {high:g}, with {outputs} outputs"
@@ -141,11 +145,14 @@ def largest_batch(real: RealRun, model: keras.Model) -> Found:
     if run is None:
         yield "note", "only of a distributed model", "Write `model = kmg.distribute(model)`."
         return
-    size = run.global_batch_size
-    largest = max(some_batches(model), key=lambda batch: sum(map(np.size, leaves(batch))))
+    size, batches = run.global_batch_size, some_batches(model)
+    if not batches:
+        yield "note", "a generator can be read only once", ""
+        return
+    largest = max(batches, key=lambda batch: sum(map(np.size, leaves(batch))))
     sizes = [size or len(leaves(largest)[0])]
     for callback in real.callbacks.values():
-        if isinstance(callback, BatchSizeScaling) and isinstance(callback.schedule, dict):
+        if isinstance(callback, BatchSizeScaling):
             sizes += callback.schedule.values()
     with contextlib.redirect_stdout(io.StringIO()):
         found = memory(model, keras.utils.pack_x_y_sample_weight(*largest), batch_size=max(sizes))
@@ -164,7 +171,7 @@ def last_batch(real: RealRun, model: keras.Model) -> Found:
     examples, size = run and run.feed.source.num_examples, run and run.global_batch_size
     if not (run and examples and size and examples % size and real.takes_all):
         return
-    batch = next(some_batches(model))
+    batch = some_batches(model)[0]
     error = error_of_step(run, resize_batch(batch, examples % size))
     said = f"{examples % size} examples"
     yield ("ok", said) if error is None else ("fails", f"{said}: {error}", "")
@@ -197,11 +204,12 @@ def is_chief(model: keras.Model) -> bool:
     return run is None or run.group.is_chief
 
 
-def some_batches(model: keras.Model) -> Iterator[Batch]:
+def some_batches(model: keras.Model) -> list[Batch]:
+    """The first batches; none of a generator, which can be read only once."""
     run = run_of(model)
-    batches = iter(()) if run is None else run.first_batches()
-    for _, batch in zip(range(BATCHES), batches, strict=False):
-        yield batch
+    if run is None or isinstance(run.feed.source, PythonSource):
+        return []
+    return list(itertools.islice(run.first_batches(), BATCHES))
 
 
 def leaves(batch: Batch) -> list[Any]:
