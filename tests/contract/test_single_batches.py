@@ -1,5 +1,7 @@
 """`train_on_batch`, `test_on_batch` and `predict_on_batch` return what Keras returns."""
 
+import keras
+import numpy as np
 import pytest
 from exactness import models as made
 from helpers.cpu_replicas import on_replicas
@@ -46,6 +48,14 @@ def test_train_on_batch_takes_class_weights(pairs):
     weights = {0: 1.0, 1: 3.0, 2: 0.5}
     assert_close(*(trained(model, X, KINDS, class_weight=weights) for model in (one, two)))
     assert_close(one.get_weights(), two.get_weights())
+
+
+def test_rows_of_a_prediction_may_be_along_another_axis():
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.ops.transpose(layers.Dense(2)(inputs)))
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+    expected = model.predict_on_batch(x)
+    np.testing.assert_allclose(on_replicas(model, 3).predict_on_batch(x), expected, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("python_sees_rows")
