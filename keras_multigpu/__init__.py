@@ -21,7 +21,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "augmentation",

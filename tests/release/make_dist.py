@@ -2,7 +2,7 @@
 
     python tests/release/make_dist.py                    `make dist`
     python tests/release/make_dist.py --pythons 3.12     on one of them
-    python tests/release/make_dist.py --upload v0.2.0    checks first that this tag can be released
+    python tests/release/make_dist.py --upload v0.3.0    checks first that this tag can be released
 
 Wheel and sdist go to dist/. The wheel is installed into an empty environment, which needs a network
 and, for a while, 2.5 GB in build/. The output of each step stays in build/dist/.
@@ -62,6 +62,7 @@ def supported_pythons() -> list[str]:
 WITH_ADDRESSES = (
     "pyproject.toml",
     "CITATION.cff",
+    "README.md",
     "examples/scoreboard_colab.ipynb",
     "examples/scoreboard_kaggle.ipynb",
 )

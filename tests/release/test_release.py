@@ -35,13 +35,13 @@ def test_the_version_is_the_same_everywhere():
 
 
 def test_all_addresses_name_the_same_owner():
-    """Only two files name the repository; others take it from them."""
-    files = [ROOT / "pyproject.toml", ROOT / "CITATION.cff"]
+    """Few files name the repository; others take it from them."""
+    files = [ROOT / name for name in make_dist.WITH_ADDRESSES]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     owners = re.findall(r"github(?:usercontent)?\.com/([\w.-]+)/keras_multigpu", text)
     assert set(owners) == {URLS["Source"].split("/")[3]}
     assert (CITATION["repository-code"], CITATION["url"]) == (URLS["Source"], URLS["Documentation"])
-    others = [ROOT / "README.md", ROOT / "mkdocs.yml", *ROOT.glob(".github/**/*.yml")]
+    others = [ROOT / "mkdocs.yml", *ROOT.glob(".github/**/*.yml")]
     assert not [path for path in others if URLS["Source"] in path.read_text(encoding="utf-8")]
 
 
@@ -70,7 +70,10 @@ def test_the_readme_on_pypi_has_no_relative_links(tmp_path, monkeypatch):
     addresses = [one or other for one, other in links]
     assert len(addresses) > 20
     assert not [address for address in addresses if not address.startswith("https://")]
-    pictures = [address for address in addresses if re.search(r"\.(png|svg)$", address)]
+    badge = f"{URLS['Source']}/actions/workflows/tests.yml/badge.svg"
+    assert badge in addresses
+    own = [each for each in addresses if "/keras_multigpu/" in each and each != badge]
+    pictures = [address for address in own if re.search(r"\.(png|svg)$", address)]
     assert pictures
     raw = URLS["Source"].replace("github.com", "raw.githubusercontent.com")
     of_version = f"{raw}/v{keras_multigpu.__version__}/"
