@@ -174,7 +174,10 @@ class Replica:
                 more -= self.local_length(layout.blocks)
                 places = [[0, at == layout.axis] for at in range(len(shape))]
                 self._known[key] = tf.constant(places, tf.int32) * more
-        padded = tf.pad(tensor, self._known[key])
+        # Not `Pad`, which TensorFlow fuses with a convolution: oneDNN's kernel for both looks at
+        # the rows before padding, and without any returns its input (2.21).
+        zero = nothing(tensor.dtype)
+        padded = tf.raw_ops.PadV2(input=tensor, paddings=self._known[key], constant_values=zero)
         padded.set_shape(shape)
         return padded
 
