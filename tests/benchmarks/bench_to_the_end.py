@@ -32,7 +32,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from report import MEASURE, main, measures
+from report import MEASURE, main, measures, split_cpu
 from scipy import stats
 
 import keras_multigpu as kmg
@@ -45,12 +45,12 @@ STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 300)
 SIDES = {
     "one device": ("one", 1),
     **{f"{n} replicas": ("ours", n) for n in (2, 4, 8)},
-    **{f"stock, {n} replicas": ("stock", n) for n in (2, 8)},
+    **{f"stock, {n} replicas": ("stock", n) for n in (2, 4, 8)},
 }
 ORDERS = 6
 """How many other orders of rows make the band."""
 
-PICTURE = Path(__file__).parents[2] / "docs" / "guarantees" / "images" / "band.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "how_it_works" / "images" / "band.png"
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -73,12 +73,12 @@ def convnet(random: bool) -> keras.Model:
         for filters in (16, 32)
         for block in (
             layers.Conv2D(filters, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(momentum=0.9),
             layers.ReLU(),
             layers.MaxPooling2D(),
         )
     ]
-    head = [layers.Flatten(), layers.Dropout(0.3 * random), layers.Dense(10)]
+    head = [layers.Flatten(), layers.Dropout(0.2 * random), layers.Dense(10)]
     return keras.Sequential([keras.Input((8, 8, 1)), *augmentation(random), *blocks, *head])
 
 
@@ -110,18 +110,17 @@ MODELS = {"convnet": convnet, "transformer": transformer}
 # In the process of one side.
 
 
-def work(command: str, side: str, name: str) -> Any:
-    """Accuracies and losses by seed, or the weights at `STEPS` by order of rows."""
+def work(command: str, side: str, name: str, number: int) -> Any:
+    """The accuracy and loss of a seed, or the weights at `STEPS` with an order of rows."""
     kind, replicas = SIDES[side]
-    if kind == "stock":
-        # With fewer threads than replicas its sums wait for each other for good.
-        tf.config.threading.set_inter_op_parallelism_threads(32)
-    keras.utils.set_random_seed(0)
-    strategy = kmg.strategy(devices=replicas)
+    names = split_cpu(replicas)
+    # With the collective operations that it would choose, eight CPU devices hang.
+    sums = tf.distribute.ReductionToOneDevice()
+    stock = tf.distribute.MirroredStrategy(names, sums) if kind == "stock" else None
+    strategy = stock or kmg.strategy(devices=names)
     if command == "accuracy":
-        return [scores(trained(kind, strategy, name, seed)) for seed in range(SEEDS)]
-    orders = range(ORDERS + 1 if kind == "one" else 1)
-    return [trained(kind, strategy, name, 0, order=order) for order in orders]
+        return scores(trained(kind, strategy, name, seed=number), name)
+    return trained(kind, strategy, name, seed=0, order=number)
 
 
 def trained(kind: str, strategy: Any, name: str, seed: int, order: int | None = None) -> Any:
@@ -137,24 +136,29 @@ def trained(kind: str, strategy: Any, name: str, seed: int, order: int | None = 
             metrics=["accuracy"],
         )
     weights = Weights()
-    (x, y), _ = digits()
-    for epoch in range(EPOCHS):
-        rows = np.random.default_rng([seed, epoch]).permutation(len(x))
-        if order:
-            batches = np.split(rows, range(BATCH, len(rows), BATCH))
-            others = np.random.default_rng([order, epoch])
-            rows = np.concatenate([others.permutation(batch) for batch in batches])
-        model.fit(
-            x[rows],
-            y[rows],
-            batch_size=BATCH,
-            initial_epoch=epoch,
-            epochs=epoch + 1,
-            shuffle=False,
-            verbose=0,
-            callbacks=[] if random else [weights],
-        )
+    callbacks = [] if random else [weights]
+    model.fit(AllBatches(seed, order), shuffle=False, verbose=0, callbacks=callbacks)
     return model if random else weights.found
+
+
+class AllBatches(keras.utils.PyDataset):
+    """The batches of all epochs one after another, so that sides differ in nothing but steps."""
+
+    def __init__(self, seed: int, order: int | None) -> None:
+        super().__init__()
+        (self._x, self._y), _ = digits()
+        self._rows: list[np.ndarray] = []
+        others = np.random.default_rng(order)
+        for epoch in range(EPOCHS):
+            rows = np.random.default_rng([seed, epoch]).permutation(EXAMPLES)
+            batches = np.split(rows, range(BATCH, EXAMPLES, BATCH))
+            self._rows += [others.permutation(each) for each in batches] if order else batches
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Data:
+        return self._x[self._rows[number]], self._y[self._rows[number]]
 
 
 class Weights(keras.callbacks.Callback):
@@ -171,9 +175,13 @@ class Weights(keras.callbacks.Callback):
             self.found.append(np.concatenate(values).tolist())
 
 
-def scores(model: keras.Model) -> tuple[float, float]:
-    """The percentage of new digits that are recognized, and their loss."""
+def scores(trained: keras.Model, name: str) -> tuple[float, float]:
+    """The percentage of new digits that are recognized, and their loss, on one device."""
     _, (x, y) = digits()
+    model = MODELS[name](random=True)
+    model.set_weights(trained.get_weights())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=["accuracy"])
     loss, accuracy = model.evaluate(x, y, batch_size=BATCH, verbose=0)
     return 100 * accuracy, loss
 
@@ -181,24 +189,25 @@ def scores(model: keras.Model) -> tuple[float, float]:
 # In the process that counts.
 
 
-def results_of(command: str, name: str) -> dict[str, Any]:
-    """What each side found, in a process of its own."""
-    found = {}
-    for side in SIDES:
-        arguments = [sys.executable, __file__, MEASURE, command, side, name]
-        done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True)
-        found[side] = json.loads(done.stdout.splitlines()[-1])
+def results_of(command: str, side: str, name: str, numbers: int) -> list[Any]:
+    """What each seed, or each order of rows, gives, in processes of their own."""
+    found = []
+    for number in range(numbers):
+        arguments = [sys.executable, __file__, MEASURE, command, side, name, str(number)]
+        done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, timeout=900)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
     return found
 
 
 def accuracies(rounds: int) -> Iterator[tuple[str, ...]]:
     """Means and deviations over seeds; p of a paired t-test of losses against one device."""
     for name in MODELS:
-        found = results_of("accuracy", name)
-        expected = [loss for _, loss in found["one device"]]
-        for side, results in found.items():
-            accuracies, losses = zip(*results, strict=True)
-            p = f"{stats.ttest_rel(losses, expected).pvalue:.2f}" if side != "one device" else ""
+        expected: Any = None
+        for side in SIDES:
+            accuracies, losses = zip(*results_of("accuracy", side, name, SEEDS), strict=True)
+            print(side, file=sys.stderr, flush=True)
+            p = f"{stats.ttest_rel(losses, expected).pvalue:.2f}" if expected else ""
+            expected = expected or losses
             yield name, side, mean_of(accuracies, 2), mean_of(losses, 4), p
 
 
@@ -208,7 +217,7 @@ def mean_of(values: tuple[float, ...], digits: int) -> str:
 
 def band(rounds: int) -> Iterator[tuple[str, ...]]:
     """Distances from the first training of one device, relative to its weights."""
-    distances = {name: distances_of(results_of("band", name)) for name in MODELS}
+    distances = {name: distances_of(name) for name in MODELS}
     for name, sides in distances.items():
         for step in (1, 100, STEPS[-1]):
             at = {side: rows[:, STEPS.index(step)] for side, rows in sides.items()}
@@ -218,14 +227,15 @@ def band(rounds: int) -> Iterator[tuple[str, ...]]:
     draw(distances)
 
 
-def distances_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
+def distances_of(name: str) -> dict[str, np.ndarray]:
     """For each side, and each order of rows, the distance at each step."""
-    first = np.array(found["one device"].pop(0))
-    size = np.linalg.norm(first, axis=-1)
-    return {
-        side: np.linalg.norm(np.array(weights) - first, axis=-1) / size
-        for side, weights in found.items()
+    found = {
+        side: np.array(results_of("band", side, name, 1 + ORDERS if kind == "one" else 1))
+        for side, (kind, _) in SIDES.items()
     }
+    first, found["one device"] = found["one device"][0], found["one device"][1:]
+    size = np.linalg.norm(first, axis=-1)
+    return {side: np.linalg.norm(each - first, axis=-1) / size for side, each in found.items()}
 
 
 def draw(distances: dict[str, dict[str, np.ndarray]]) -> None:
@@ -247,15 +257,16 @@ def draw(distances: dict[str, dict[str, np.ndarray]]) -> None:
                 axes.plot(STEPS, rows[0], style, color=color, label=side)
         axes.set(xscale="log", yscale="log", title=name, xlabel="step")
     figure.axes[0].set_ylabel("distance of the weights from one device's")
-    figure.axes[1].legend(fontsize=7, frameon=False)
+    figure.axes[0].legend(fontsize=7, frameon=False, loc="center right")
     pictures.write_png(figure, PICTURE)
 
 
 if __name__ == "__main__":
     if chosen := measures():
-        print(json.dumps(work(*chosen)))
+        *what, number = chosen
+        print(json.dumps(work(*what, int(number))))
     else:
-        of_stock = "stock, 2 | 8"
+        of_stock = "stock, 2 | 4 | 8"
         tables = {
             "band": (f"model | step | rounding alone | 2 replicas | 4 | 8 | {of_stock}", band),
             "accuracy": ("model | trained on | accuracy, % | loss | p", accuracies),

@@ -15,7 +15,7 @@ from typing import Any
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
     DOCS / "benchmarks.md",
-    DOCS / "guarantees" / "whole_trainings.md",
+    DOCS / "how_it_works" / "whole_trainings.md",
     Path(__file__).with_name("README.md"),
 )
 """The first two have what users ask for."""

@@ -43,11 +43,12 @@ def collectives_in(graph: Any) -> dict[str, list[Collective]]:
     return found
 
 
-def collectives_in_functions(graph: Any) -> list[str]:
-    """The functions of a graph, such as branches of conditions, that have collectives."""
-    library = graph.as_graph_def().library.function
-    return [
-        function.signature.name
-        for function in library
-        if any(node.op.startswith("Collective") for node in function.node_def)
-    ]
+def collectives_in_branches(graph: Any) -> dict[str, dict[str, list[Any]]]:
+    """The type and dtype of each collective of each device, by the branch of a condition."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            if node.op.startswith("Collective"):
+                on_devices = found.setdefault(function.signature.name, {})
+                on_devices.setdefault(node.device, []).append((node.op, node.attr["T"].type))
+    return found
