@@ -34,18 +34,12 @@ def loggers(folder):
         import mlflow.keras
 
         mlflow.set_tracking_uri(f"sqlite:///{folder.resolve()}/mlflow.db")
-        if is_chief():
+        if kmg.cluster.is_chief():
             note = folder / "mlflow_run"
             known = note.read_text() if note.exists() else None
             note.write_text(mlflow.start_run(known).info.run_id)
         found.append(mlflow.keras.MlflowCallback())
     return found
-
-
-def is_chief():
-    """Whether this is the only worker, or the first."""
-    resolver = kmg.strategy().cluster_resolver
-    return resolver is None or resolver.task_id == 0
 
 
 # --8<-- [end:loggers]

@@ -33,7 +33,8 @@ def require_logical_cpus(count: int) -> None:
             "Expected to make them before TensorFlow's first operation.",
             "Restart Python (in a notebook: the kernel) and call "
             f"`keras_multigpu.strategy(devices={count})` before the first model, tensor or "
-            "dataset; ask for the largest number first.",
+            "dataset; ask for the largest number first. In one of several workers leave `devices` "
+            "out: `keras-multigpu launch --devices-per-worker` splits the CPU.",
             devices=count,
         ) from error
 

@@ -127,6 +127,8 @@ def get_strategy(kind: str, devices: Sequence[str] | int | None = None) -> tf.di
     names = None if devices is None else device_names(devices)
     reason = "asked for"
     if kind == "auto":
+        if names is not None and any(joined == "multi_worker" for joined, _ in _strategies):
+            apart.warn_of_devices(names)
         kind, reason = _choose(names)
     names = _check_devices(kind, names)
 

@@ -51,6 +51,16 @@ def test_the_code_of_a_page_runs(page, errors):
     assert errors[str(page)] is None, errors[str(page)]
 
 
+@pytest.mark.parametrize("page", WITH_CODE, ids=title)
+def test_a_page_splits_the_cpu_before_its_first_model(page):
+    """Pages run in one process here; a reader's has as many devices as its first line asks for."""
+    code = "\n".join(block.code for block in blocks_of(page) if block.language == "python")
+    before, *asks = re.split(r"kmg\.strategy\(devices=\w+\)", code, maxsplit=1)
+    if asks:
+        lines = [line for line in before.splitlines() if line and not line.startswith((" ", "#"))]
+        assert not [line for line in lines if re.search(r"(?<!import )keras\.|distribute\(", line)]
+
+
 COMMANDS = [
     (title(page), line.strip())
     for page in PAGES

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
+import keras_multigpu as kmg
 from keras_multigpu import replicas
 from keras_multigpu.cluster import joining
 from keras_multigpu.keras_internals import cluster_internals
@@ -244,7 +245,7 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
     assert servers.cluster_spec().as_dict() == PARAMETER_SERVER["cluster"]
 
 
-def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
+def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus, caplog):
     """CUDA_VISIBLE_DEVICES is set before TensorFlow looks for GPUs."""
     machine = gpus(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -256,6 +257,7 @@ def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
 
     monkeypatch.setattr(tf.config, "get_visible_devices", look)
     one_node = {"SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    assert kmg.cluster.is_chief()
     for name, value in (SLURM | one_node).items():
         monkeypatch.setenv(name, value)
     strategy = replicas.strategy()
@@ -266,6 +268,10 @@ def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
     assert resolver.cluster_spec().as_dict() == {"worker": workers}
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)
     assert len(machine.growing) == 2
+    assert not kmg.cluster.is_chief()
+    assert "trains alone" not in caplog.text
+    replicas.strategy(devices=["GPU:0"])
+    assert "several workers, which then trains alone" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Several worker processes: who they are, how they start, and how they end together.
 
-`kmg.cluster.local` and `kmg.cluster.ray` are public; the package and its commands use the rest.
+`kmg.cluster.is_chief`, `local` and `ray` are public; the package and its commands use the rest.
 
 managers           a table of what starts workers, and tells them who they are: a row for each
 environment        the workers, and which of them this process is, from TF_CONFIG; settings
@@ -19,8 +19,9 @@ this_machine       its GPUs, its free ports and its loopback device
 
 from keras_multigpu.cluster import ray as ray
 from keras_multigpu.cluster.local import local as local
+from keras_multigpu.cluster.managers import is_chief as is_chief
 
-__all__ = ["local", "ray"]
+__all__ = ["is_chief", "local", "ray"]
 
 
 def __dir__() -> list[str]:

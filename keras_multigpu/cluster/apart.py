@@ -29,6 +29,20 @@ def warn_if_apart(variables: Mapping[str, str] = os.environ) -> None:
         warn_once(what)
 
 
+def warn_of_devices(names: tuple[str, ...]) -> None:
+    """Warn once that one of several workers has devices of its own, and so trains alone."""
+    warn_once(
+        problem(
+            "`devices` was given in one of several workers, which then trains alone on them.",
+            "Expected no `devices`: the environment says which workers train together, on all "
+            "their devices.",
+            "Leave `devices` out. `keras-multigpu launch --devices-per-worker 2` splits the CPU "
+            "of each worker.",
+            devices=names,
+        )
+    )
+
+
 @functools.cache
 def warn_once(what: str) -> None:
     logger.warning("%s", what)

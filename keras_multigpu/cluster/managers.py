@@ -33,6 +33,26 @@ MANAGERS = (
 )
 
 
+def is_chief() -> bool:
+    """Whether this process is the one that writes: the only one, or the first of several workers.
+
+    `fit` lets callbacks of Keras that write do so on the chief alone. This is for what a script
+    writes by itself.
+
+    Returns:
+        True on the chief, and in a process that trains alone.
+
+    Example:
+
+    ```python
+    if kmg.cluster.is_chief():
+        model.save("model.keras")
+    ```
+    """
+    found = find_cluster()
+    return found is None or found[1].index == 0
+
+
 def find_cluster() -> tuple[Manager, Cluster] | None:
     """The manager that started this process as one of several workers, and the workers."""
     # TF_CONFIG may name a server or an evaluator, which is no worker of SLURM's either.

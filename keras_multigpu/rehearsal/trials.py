@@ -85,8 +85,10 @@ def schedule(real: RealRun, model: keras.Model) -> Found:
         elif abs(length - total) <= 0.1 * total:
             yield "ok", said
         elif length < total or not isinstance(rate, schedules.PiecewiseConstantDecay):
-            end = f"the rate is then {float(rate(total)):.2g}"
-            yield "fails", f"{said}: {end}", "Give it the steps of an epoch times the epochs."
+            end = f"the learning rate ends at {float(rate(total)):.2g}"
+            do = "Give it the steps of an epoch times the epochs"
+            less = ", less its `warmup_steps`" if getattr(rate, "warmup_steps", 0) else ""
+            yield "fails", f"{said}: {end}", f"{do}{less}."
 
 
 def length_of_schedule(rate: Any) -> int | None:
@@ -143,7 +145,11 @@ def largest_batch(real: RealRun, model: keras.Model) -> Found:
     """Does a step on the largest batch fit into memory, and one on what is left at the end run?"""
     run = run_of(model)
     if run is None:
-        yield "note", "only of a distributed model", "Write `model = kmg.distribute(model)`."
+        yield (
+            "note",
+            "is estimated for distributed models only",
+            "Write `model = kmg.distribute(model)`.",
+        )
         return
     size, batches = run.global_batch_size, some_batches(model)
     if not batches:

@@ -64,8 +64,8 @@ def clock_of(found: dict[str, Any] | None, epochs: int) -> Clock:
     began, earlier, lost = known["began"], known["lost"], now - known["saved"]
     before = f", {time_text(earlier)} in earlier restarts" if earlier else ""
     say(
-        f"{time_text(now - began)}, of which {time_text(earlier + lost)} were lost: "
-        f"{time_text(lost)} since the checkpoint{before}."
+        f"This run began {time_text(now - began)} ago, of which {time_text(earlier + lost)} were "
+        f"lost: {time_text(lost)} from the last checkpoint to this start{before}."
     )
     return Clock(began, earlier + lost)
 
@@ -147,7 +147,7 @@ def resume(run: TrainingRun, found: dict[str, Any], path: Path | str) -> None:
     state = found["run"]
     reads = run.feed.source.anchor is None
     if found["stopped"] or state["epoch"] >= run.epochs:
-        logger.warning("%s is of a run that has ended, so no epoch is trained.", path)
+        logger.warning("The run of %s is complete: no epoch is left to train.", path)
         # The model needs the form of the batches, which may have to be read from the first one.
         size = run.global_batch_size
         first: dict[str, Any] = {"epoch": 0, "step": int(reads), "anchor": None, "logs": {}}

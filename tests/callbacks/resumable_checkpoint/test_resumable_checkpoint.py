@@ -121,4 +121,4 @@ def test_a_finished_run_trains_no_further(tmp_path, caplog, source):
     text = (tmp_path / "b" / "log.csv").read_text()
     assert_same_runs(first, (values_of(model), history, text, memory.state))
     assert steps == []
-    assert "is of a run that has ended, so no epoch is trained" in caplog.text
+    assert "is complete: no epoch is left to train" in caplog.text

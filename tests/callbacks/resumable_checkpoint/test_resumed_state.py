@@ -123,11 +123,12 @@ def test_a_resumed_run_says_how_long_it_has_run_and_what_was_lost(tmp_path, monk
 
     assert "lost" not in said(network(1), StopAt(1, 2))
     assert said(network(1), StopAt(2, 2)) == (
-        "1 h 4 min, of which 4 min were lost: 4 min since the checkpoint.\n"
+        "This run began 1 h 4 min ago, of which 4 min were lost: 4 min from the last checkpoint "
+        "to this start.\n"
     )
     assert said(network(1)) == (
-        "2 h 8 min, of which 8 min were lost: 4 min since the checkpoint, 4 min in earlier "
-        "restarts.\n"
+        "This run began 2 h 8 min ago, of which 8 min were lost: 4 min from the last checkpoint "
+        "to this start, 4 min in earlier restarts.\n"
     )
     assert "lost" not in said(network(1)), "The run has ended."
 
