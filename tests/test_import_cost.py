@@ -79,5 +79,6 @@ def test_logical_cpus_are_made_before_tensorflow_starts():
         "4 logical CPU devices are needed, but TensorFlow started with 2. Expected to make them "
         "before TensorFlow's first operation. Restart Python (in a notebook: the kernel) and call "
         "`keras_multigpu.strategy(devices=4)` before the first model, tensor or dataset; ask for "
-        "the largest number first. Received: devices=4"
+        "the largest number first. In one of several workers leave `devices` out: "
+        "`keras-multigpu launch --devices-per-worker` splits the CPU. Received: devices=4"
     )
