@@ -68,21 +68,33 @@ def write_whole(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
-    """Hold a lock file; log a line before waiting for another process."""
+def one_at_a_time(lock: Path, waiting_for: str | None) -> Iterator[bool]:
+    """Hold a lock file; log a line before waiting for another process.
+
+    With None in place of what that does, do not wait: whether this process holds the file.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT | CAREFULLY, 0o666)
     try:
         try:
             # The system releases it when the process ends, however it ends.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = True
         except BlockingIOError:
-            logger.info("Another process %s; waiting for it.", waiting_for)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            is_held = waiting_for is not None
+            if is_held:
+                logger.info("Another process %s; waiting for it.", waiting_for)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield is_held
     finally:
         # Removing the file while others wait would let two of them in.
         os.close(file)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with write_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def require_writable(path: Path) -> None:

@@ -1,8 +1,6 @@
 """`keras-multigpu pack`: a folder of images in a few large files that are read in any order."""
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +13,7 @@ from typing import Any, NamedTuple
 
 from keras_multigpu.checks import printable
 from keras_multigpu.commands.usage import at_least, usage_error, without_library_messages
-from keras_multigpu.writing import CAREFULLY, one_at_a_time, size_text
+from keras_multigpu.writing import one_at_a_time, size_text
 
 # A shard is large for the disk, and small enough to lose: a kill costs those being written.
 SHARD_BYTES = 256 * 2**20
@@ -152,10 +150,9 @@ def pack_all(
     def pack(shard: Shard, wait: bool) -> bool:
         """Write a shard; whether it is there now, by this process or another."""
         partial = shard.path.with_name(f".{shard.path.name}.partial")
-        with contextlib.ExitStack() as held:
-            if wait:
-                held.enter_context(one_at_a_time(partial, f"is writing {shard.path}"))
-            elif not held.enter_context(claim(partial)):
+        waiting_for = f"is writing {shard.path}" if wait else None
+        with one_at_a_time(partial, waiting_for) as is_held:
+            if not is_held:
                 return False
             if shard.path.exists():  # Another process was faster.
                 partial.unlink(missing_ok=True)
@@ -167,25 +164,8 @@ def pack_all(
             os.replace(partial, shard.path)
         return True
 
-    if shards:
-        shards[0].path.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(AT_ONCE) as threads:
         done = list(threads.map(lambda shard: pack(shard, wait=False), shards))
     for shard, is_done in zip(shards, done, strict=True):
         if not is_done:  # Its process may have been killed meanwhile.
             pack(shard, wait=True)
-
-
-@contextlib.contextmanager
-def claim(path: Path) -> Iterator[bool]:
-    """Lock a file unless another process has; whether this one has it now."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | CAREFULLY, 0o666)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_own = True
-        except BlockingIOError:
-            is_own = False
-        yield is_own
-    finally:
-        os.close(file)

@@ -18,7 +18,7 @@ from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import POLL, Groups
 from keras_multigpu.scaling import report
 from keras_multigpu.scaling.report import GLOBAL, NO_MEMORY, REPLICA
-from keras_multigpu.writing import write_whole
+from keras_multigpu.writing import write_text
 
 LAST_LINES = 20
 """How many lines of a script that failed are shown."""
@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines += ["", f"First limit: {limit}"]
     text = "\n".join(lines)
     print(text)
-    with write_whole(arguments.folder / "scaling.md") as partial:
-        partial.write_text(f"{text}\n", encoding="utf-8")
+    write_text(arguments.folder / "scaling.md", f"{text}\n")
     try:
         write_png(report.picture_of(tables, title), arguments.folder / "scaling.png")
     except ImportError as error:

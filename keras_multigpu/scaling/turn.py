@@ -34,7 +34,7 @@ from keras_multigpu.replicas import get_strategy
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replication import known_replication
-from keras_multigpu.writing import write_whole
+from keras_multigpu.writing import write_text
 
 WARM_UP = 3
 """Steps before time counts, besides those that are compiled; they take a third of `seconds`."""
@@ -108,8 +108,7 @@ class Stretch(RunCallback):
             "alone": shared.reason if shared else None,
             "tries": {part: tries_of(part, self.model, run.data) for part in found.parts},
         }
-        with write_whole(self._result) as partial:
-            partial.write_text(json.dumps(told), encoding="utf-8")
+        write_text(self._result, json.dumps(told))
         os._exit(0)
 
 

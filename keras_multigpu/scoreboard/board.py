@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import POLL, Groups
-from keras_multigpu.writing import write_whole
+from keras_multigpu.writing import write_text
 
 TOLD = "TOLD "
 """What stands before a message to this module."""
@@ -70,14 +70,9 @@ def fill(
         for row in rows_of(part, ends):
             rows.append({"got": None, "expected": "", "ok": None, "skipped": None} | row)
             board["parts"][part]["seconds"] = round(time.monotonic() - began, 1)
-            write(folder / "scoreboard.json", f"{json.dumps(board, indent=1)}\n")
-            write(folder / "scoreboard.md", f"{table(board)}\n")
+            write_text(folder / "scoreboard.json", f"{json.dumps(board, indent=1)}\n")
+            write_text(folder / "scoreboard.md", f"{table(board)}\n")
         yield part, rows
-
-
-def write(path: Path, text: str) -> None:
-    with write_whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def rows_of(part: str, ends: float) -> Iterator[dict[str, Any]]:

@@ -71,10 +71,10 @@ def open_reader(path: str) -> Any:
     return import_array_record().ArrayRecordReader(path, options)
 
 
-def read_table(path: str) -> dict[str, Any]:
-    """The table of a shard; a `ValueError` if it has none."""
-    reader = open_reader(path)
-    # The number is zero for a file that was cut off, or is none of this format.
+def read_table(path: str, reader: Any = None) -> dict[str, Any]:
+    """The table of a shard, which a reader may have open; a `ValueError` if it has none."""
+    reader = open_reader(path) if reader is None else reader
+    # The number is zero for a file that was cut off, or has another format.
     count = reader.num_records()
     try:
         table = json.loads(reader.read([count - 1])[0]) if count else {}
@@ -95,7 +95,7 @@ class PackedFolder(Items):
 
     def __init__(self, path: str, shards: list[str]) -> None:
         self.name, self._readers = path, [open_reader(shard) for shard in shards]
-        tables = [read_table(shard) for shard in shards]
+        tables = [*map(read_table, shards, self._readers)]
         self.classes: list[str] = tables[0]["classes"]
         self._ends = np.cumsum([len(table["paths"]) for table in tables])
         # Their time is the version of the files in them, as a cache compares it.

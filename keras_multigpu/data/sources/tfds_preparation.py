@@ -62,7 +62,7 @@ def prepare(builder: Any, is_own: bool) -> None:
         return
     folder = os.fspath(builder.data_path)
     path = Path(folder)
-    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if "://" not in folder:  # Buckets have no locks.
         lock = one_at_a_time(path.parent / f".{path.name}.lock", f"is preparing {folder}")
     with lock:

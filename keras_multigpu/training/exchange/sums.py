@@ -128,10 +128,8 @@ class Sums:
         self.due.append(due)
 
         def summed() -> list[list[tf.Tensor]]:
-            on_each = self.exchange.on_each
-            packings = on_each(Packing, parts)
-            packs = self.exchange.sum(on_each(Packing.pack, packings, parts))
-            return on_each(Packing.unpack, packings, packs)
+            _, found = self._exchanged(parts)
+            return found
 
         def terms() -> list[list[tf.Tensor]]:
             return [[tf.identity(tensor) for tensor in own] for own in parts]
@@ -153,12 +151,17 @@ class Sums:
         return found
 
     def _packed(self, parts: Parts) -> list[list[tf.Tensor]]:
+        packs, found = self._exchanged(parts)
+        for known, own in zip(self.packs, packs, strict=True):
+            known += own
+        return found
+
+    def _exchanged(self, parts: Parts) -> tuple[list[list[tf.Tensor]], list[list[tf.Tensor]]]:
+        """The summed packs, and the sums of tensors in them."""
         on_each = self.exchange.on_each
         packings = on_each(Packing, parts)
         packs = self._timed(on_each(Packing.pack, packings, parts))
-        for known, own in zip(self.packs, packs, strict=True):
-            known += own
-        return on_each(Packing.unpack, packings, packs)
+        return packs, on_each(Packing.unpack, packings, packs)
 
     def _timed(self, packs: Parts) -> list[list[tf.Tensor]]:
         """The sums of packs, with the times before and after if there are stopwatches."""

@@ -111,7 +111,7 @@ class Standstill:
     @property
     def _limit(self) -> float:
         if len(self._times) < KNOWN:
-            return max(FIRST, LEAST)
+            return FIRST
         return max(LEAST, USUAL * statistics.median(self._times))
 
     @staticmethod
