@@ -48,6 +48,9 @@ class Workers:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(self.count)]
         self.folder = tempfile.TemporaryDirectory()
         self.outputs = [Path(self.folder.name, f"{i}.txt") for i in range(self.count)]
+        # A test may read what a worker has said before that worker has begun.
+        for output in self.outputs:
+            output.touch()
         self.processes = [self._started(index, addresses) for index in range(self.count)]
         return self
 
@@ -74,7 +77,7 @@ class Workers:
         silence = Silence()
         while any(process.is_alive() for process in self.processes):
             time.sleep(0.01)
-            said = [output.stat().st_size for output in self.outputs if output.exists()]
+            said = [output.stat().st_size for output in self.outputs]
             if silence.is_too_long(*said):
                 break
         self.kill()
