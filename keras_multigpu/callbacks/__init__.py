@@ -16,7 +16,7 @@ from keras_multigpu.callbacks.learning_rate_finder import LearningRateFinder
 from keras_multigpu.callbacks.learning_rate_warmup import LearningRateWarmup
 from keras_multigpu.callbacks.nan_guard.nan_guard import NaNGuard
 from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck
-from keras_multigpu.callbacks.replica_metrics.replica_metrics import ReplicaMetrics
+from keras_multigpu.callbacks.replica_metrics import ReplicaMetrics
 from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import ResumableCheckpoint
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.throughput_report.throughput_report import ThroughputReport

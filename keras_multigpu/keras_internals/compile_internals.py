@@ -3,7 +3,7 @@
 from typing import Any
 
 import keras
-from keras.src.trainers.compile_utils import get_metric
+from keras.src.trainers.compile_utils import CompileMetrics
 
 from keras_multigpu.keras_internals.model_internals import (
     called,
@@ -12,10 +12,10 @@ from keras_multigpu.keras_internals.model_internals import (
 )
 
 
-def compiled_metric(metric: Any, y: Any, y_pred: Any) -> keras.metrics.Metric:
-    """The metric that `compile(metrics=[metric])` would use for these targets and predictions."""
+def compiled_metrics(metrics: Any, output_names: list[str]) -> keras.metrics.Metric:
+    """What `compile(metrics=metrics)` makes of metrics: one, whose result has a value for each."""
     # `keras.metrics.get("accuracy")` is another metric: it compares without an argmax.
-    return get_metric(metric, y, y_pred)
+    return CompileMetrics(metrics, None, output_names=output_names)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:

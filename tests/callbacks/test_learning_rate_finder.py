@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from helpers.cpu_replicas import on_replicas
-from helpers.reused_models import reused
+from helpers.fake_run import fake_fit
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import LearningRateWarmup
@@ -20,35 +20,28 @@ X = np.linspace(0.5, 1.5, 30, dtype="float32")[:, None]
 SIZE = 7
 
 
-SCHEDULES = {
-    "plain": lambda: 0.1,
-    "schedule": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9),
-}
+def decay():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)
 
 
-def rate_of(rate):
-    """A number, or the schedule of a name in `SCHEDULES`."""
-    return SCHEDULES[rate]() if isinstance(rate, str) else rate
-
-
-@reused
-def line(replicas=1, rate=0.1, **compiled):
-    """A model `y = w x` with `w = 1`, to be fitted to zero."""
+def line(replicas=None, rate=0.1, **compiled):
+    """A model `y = w x` with `w = 1`, to be fitted to zero; of plain Keras for None."""
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
-    model = on_replicas(keras.Model(inputs, outputs), replicas)
-    model.compile(keras.optimizers.SGD(rate_of(rate)), "mse", **compiled)
+    model = keras.Model(inputs, outputs)
+    model = model if replicas is None else on_replicas(model, replicas)
+    model.compile(keras.optimizers.SGD(rate), "mse", **compiled)
     return model
 
 
-def ordered(size=SIZE):
+def ordered():
     """The line's points in order; the last batch of an epoch has two of them."""
-    return kmg.data.from_arrays(X, np.zeros(30, "float32"), global_batch_size=size, shuffle=False)
+    return kmg.data.from_arrays(X, np.zeros(30, "float32"), global_batch_size=SIZE, shuffle=False)
 
 
-def by_hand(rates, size=SIZE):
+def by_hand(rates):
     """`w -= rate * 2 w mean(x^2)` and the loss `w^2 mean(x^2)` of the next batch, in float64."""
-    squares = [np.mean(X[start : start + size].astype(float) ** 2) for start in range(0, 30, size)]
+    squares = [np.mean(X[start : start + SIZE].astype(float) ** 2) for start in range(0, 30, SIZE)]
     w, losses = 1.0, []
     for number, rate in enumerate(rates):
         w -= rate * 2 * w * squares[number % len(squares)]
@@ -56,17 +49,21 @@ def by_hand(rates, size=SIZE):
     return np.array(losses)
 
 
-def search(model, finder, data=None, **arguments):
-    data = ordered() if data is None else data
-    model.fit(data, epochs=0, callbacks=[finder], verbose=0, **arguments)
-    return finder
+def trained(model, *callbacks, x=X, epochs=0):
+    """The history of a fake run; without epochs, a search."""
+    given = {"x": x, "y": np.zeros(30, "float32"), "batch_size": SIZE, "epochs": epochs}
+    return fake_fit(model, *callbacks, **given).history
 
 
-@pytest.mark.slow
-def test_the_curve_is_the_one_computed_by_hand(capsys):
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_curve_is_the_one_computed_by_hand(capsys, real):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
-    model = line(2, "schedule", steps_per_execution=3)
-    finder = search(model, LearningRateFinder(1e-3, high=100.0, steps=50))
+    finder = LearningRateFinder(1e-3, high=100.0, steps=50)
+    if real:
+        model = line(3, decay(), steps_per_execution=3)
+        model.fit(ordered(), epochs=0, callbacks=[finder], verbose=0)
+    else:
+        trained(line(rate=decay()), finder)
     curve = finder.curve
     count = len(curve.rates)
     np.testing.assert_allclose(curve.rates, np.geomspace(1e-3, 100.0, 50)[:count])
@@ -83,14 +80,12 @@ def test_the_curve_is_the_one_computed_by_hand(capsys):
     assert f"a rate of {finder.suggested_rate:.2g} is suggested. There" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_search_and_warm_up_do_not_affect_each_other():
     curves, weights = [], []
     for find, warm in ((True, False), (False, True), (True, True)):
         finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
-        callbacks = [finder] * find + [kmg.callbacks.LearningRateWarmup(3)] * warm
-        model = line(1)
-        model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks)
+        callbacks = [finder] * find + [LearningRateWarmup(3)] * warm
+        trained(model := line(), *callbacks, epochs=1)
         if find:
             curves.append(finder.curve.losses)
         weights.append(model.get_weights()[0].item())
@@ -98,12 +93,11 @@ def test_search_and_warm_up_do_not_affect_each_other():
     assert weights[0] != weights[1] == weights[2]
 
 
-@pytest.mark.parametrize(("rate", "last"), [("plain", 0.1), ("schedule", 0.1 * 0.9**2)])
+@pytest.mark.parametrize(("rate", "last"), [(0.1, 0.1), (decay(), 0.1 * 0.9**2)])
 def test_a_flat_curve_suggests_nothing(capsys, rate, last):
     """The rates are too small to matter. Training then has those that it would have had."""
     finder, warmup = LearningRateFinder(1e-9, high=1e-8, steps=20), LearningRateWarmup(steps=1)
-    callbacks = [warmup, finder]
-    history = line(1, rate).fit(ordered(), verbose=0, callbacks=callbacks).history
+    history = trained(line(rate=rate), warmup, finder, epochs=1)
     assert (finder.suggested_rate, finder.lowest_rate, finder.exploded_rate) == (None, None, None)
     assert history["learning_rate"] == pytest.approx([last])
     assert capsys.readouterr().out == (
@@ -114,13 +108,13 @@ def test_a_flat_curve_suggests_nothing(capsys, rate, last):
 
 def test_a_loss_that_explodes_at_once_suggests_nothing(capsys):
     """Because `low` is too large."""
-    finder = search(line(), LearningRateFinder(1e10, high=1e20, steps=20))
+    trained(line(), finder := LearningRateFinder(1e10, high=1e20, steps=20))
     assert finder.suggested_rate is None
     assert "from 1e+10 to 1e+10; it explodes at 1e+10." in capsys.readouterr().out
 
 
 def test_a_loss_that_is_not_finite_ends_the_search():
-    finder = search(line(), LearningRateFinder(1e-3, high=1e30, steps=12, verbose=0))
+    trained(line(), finder := LearningRateFinder(1e-3, high=1e30, steps=12, verbose=0))
     assert np.isfinite(finder.curve.losses).all()
     assert finder.exploded_rate is not None
 
@@ -157,22 +151,16 @@ def test_the_steepest_descent_is_suggested():
 
 
 def test_a_loss_that_is_not_finite_before_the_search_is_named():
+    model = line(1)
     data = kmg.data.from_arrays(X * np.nan, X, global_batch_size=SIZE)
-    model = line()
     with pytest.raises(ValueError, match="not finite before any.*Received: loss=nan"):
-        search(model, LearningRateFinder(), data)
+        model.fit(data, epochs=0, callbacks=[LearningRateFinder()], verbose=0)
     assert model.get_weights()[0].item() == 1.0
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
 
 
 def test_a_train_step_without_a_loss_is_named():
-    class Silent(kmg.DistributedModel):
-        def train_step(self, data):
-            super().train_step(data)
-            return {"other": 1.0}
-
-    inputs = keras.Input((1,))
-    model = Silent(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
+    model = line()
+    model.train_step = lambda data: {"other": 1.0}
     with pytest.raises(ValueError, match=r"returns no loss.*Received: logs=\['other'\]"):
-        search(model, LearningRateFinder())
+        trained(model, LearningRateFinder())

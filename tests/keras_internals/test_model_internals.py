@@ -99,19 +99,21 @@ def compiled_model(**options):
 
 
 def test_arguments_of_compile_are_found_and_metric_names_resolved():
-    """`_compile_config` still keeps the arguments, and `get_metric` looks at the shapes."""
+    """`_compile_config` still keeps the arguments, and `CompileMetrics` looks at the shapes."""
     loss = keras.losses.MeanSquaredError()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", loss, loss_weights=[2.0])
     arguments = compile_internals.compile_arguments(model)
     assert arguments["loss"] is loss
     assert arguments["loss_weights"] == [2.0]
-    labels, scores = tf.zeros((4,), tf.int32), tf.zeros((4, 3))
-    metric = compile_internals.compiled_metric("accuracy", labels, scores)
-    assert isinstance(metric, keras.metrics.SparseCategoricalAccuracy)
-    assert metric.name == "accuracy"
-    metric = compile_internals.compiled_metric("accuracy", tf.zeros((4, 1)), tf.zeros((4, 1)))
-    assert isinstance(metric, keras.metrics.BinaryAccuracy)
+    both = tf.zeros((4,), tf.int32), tf.zeros((4, 1))
+    scores = tf.zeros((4, 3)), tf.zeros((4, 1))
+    metrics = compile_internals.compiled_metrics({"a": ["accuracy"], "b": ["accuracy"]}, ["a", "b"])
+    metrics.update_state(both, scores)
+    assert {*metrics.result()} == {"a_accuracy", "b_accuracy"}
+    first, second = metrics.metrics
+    assert isinstance(first, keras.metrics.SparseCategoricalAccuracy)
+    assert isinstance(second, keras.metrics.BinaryAccuracy)
 
 
 def test_metrics_given_to_compile_are_found_before_they_are_used():

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
-from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
+from helpers.fake_run import fake_fit
+from helpers.rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import batch_size_finder
@@ -18,7 +19,49 @@ from keras_multigpu.callbacks.batch_size_finder import (
 from keras_multigpu.callbacks.trials import resize_batch
 from keras_multigpu.training.watching.probe import Probe
 
-pytestmark = pytest.mark.usefixtures("python_sees_rows")
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(90, 3)).astype("float32")
+Y = RANDOM.integers(0, 2, 90)
+
+
+def network(replicas=None, *first, **compiled):
+    """A small model; of plain Keras, for a fake run, for None."""
+    model = keras.Sequential([keras.Input((3,)), *first, keras.layers.Dense(2)])
+    model = model if replicas is None else on_replicas(model, replicas)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, **compiled)
+    return model
+
+
+def search(*callbacks, model=None, **arguments):
+    """The history of a fake run in batches of six, on two replicas with so much memory."""
+    given = {"x": X, "y": Y, "batch_size": 6, "epochs": 0, "replicas": 2, **arguments}
+    return fake_fit(model or network(), *callbacks, **given).history
+
+
+def search_for_real(model, finder, x=X, y=Y, **arguments):
+    data = kmg.data.from_arrays(x, y, global_batch_size=8, shuffle=False)
+    model.fit(data, epochs=0, callbacks=[finder], verbose=0, **arguments)
+    return finder
+
+
+def sizes(finder):
+    return [(one.replica_batch_size, one.fits) for one in finder.tries]
+
+
+class Hungry(keras.layers.Layer):
+    """Runs out of memory if a replica's rows `fail`."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+
+    def call(self, x):
+        def check(rows):
+            if self.fails(rows):
+                raise MemoryError("not enough")
+
+        return x + zeros_after(check, x)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +96,7 @@ def test_the_limit_of_a_replica_is_found(capsys, monkeypatch):
     """13 rows fit on each replica."""
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.MARGIN", 0.0)
     finder = BatchSizeFinder(None)
-    search(network(13, 2), finder)
+    search(finder, memory=13)
     expected = [(1, True), (2, True), (4, True), (8, True), (16, False), (12, True)]
     expected += [(14, False), (13, True)]
     assert sizes(finder) == expected
@@ -67,7 +110,7 @@ def test_the_limit_of_a_replica_is_found(capsys, monkeypatch):
 
 def test_a_margin_is_left_where_memory_is_the_limit(capsys):
     """A tenth of 13 is more than one example, so 11 are used."""
-    finder = search(network(13), BatchSizeFinder(None))
+    search(finder := BatchSizeFinder(None), memory=13)
     assert (finder.largest_replica_batch_size, finder.best_replica_batch_size) == (13, 11)
     assert (
         "13 examples fit on each replica and 14 do not, 11 with a margin" in capsys.readouterr().out
@@ -76,36 +119,31 @@ def test_a_margin_is_left_where_memory_is_the_limit(capsys):
 
 def test_no_margin_is_left_where_maximum_or_the_data_are_the_limit(capsys):
     """90 examples on two replicas are 45 for each."""
-    finder = search(network(99, 2), BatchSizeFinder(None))
+    search(finder := BatchSizeFinder(None))
     assert finder.best_replica_batch_size == 45
     assert "45 examples fit on each replica, the most that the number of ex" in (
         capsys.readouterr().out
     )
-    finder = search(network(99, 2), BatchSizeFinder(None, maximum=7))
+    search(finder := BatchSizeFinder(None, maximum=7))
     assert finder.best_replica_batch_size == 7
     assert sizes(finder) == [(1, True), (2, True), (4, True), (7, True)]
     assert "the most that `maximum` allows" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("python_sees_rows")
 def test_one_replica_that_fails_is_enough():
-    class HungrySecond(Hungry):
-        def call(self, x):
-            return fed(x, lambda rows: len(rows) > 3 and (rows > 99.0).any())
-
-    layers = [keras.Input((3,)), HungrySecond(3), keras.layers.Dense(1)]
-    model = on_replicas(keras.Sequential(layers), 2)
-    model.compile("sgd", "mse")
+    """The first batch has 4 small rows for one replica, and 4 large ones for the other."""
+    model = network(2, Hungry(lambda rows: len(rows) > 3 and (rows > 99.0).any()))
     x = X[:40].copy()
     x[4:] = 100.0
-    finder = BatchSizeFinder(None, verbose=0)
-    data = kmg.data.from_arrays(x, Y[:40], global_batch_size=8, shuffle=False)
-    # The first batch has 4 small rows for one replica, and 4 large ones for the other.
-    assert search(model, finder, data).largest_replica_batch_size == 3
+    finder = search_for_real(model, BatchSizeFinder(None, verbose=0), x, Y[:40])
+    assert finder.largest_replica_batch_size == 3
 
 
 def test_eager_steps_are_tried_eagerly():
     """`run_eagerly=True` needs no graph."""
-    finder = search(network(5, run_eagerly=True), BatchSizeFinder(None, verbose=0))
+    model = network(1, Hungry(lambda rows: len(rows) > 5), run_eagerly=True)
+    finder = search_for_real(model, BatchSizeFinder(None, verbose=0))
     assert finder.largest_replica_batch_size == 5
 
 
@@ -133,27 +171,23 @@ def test_leaves_of_other_lengths_keep_their_ratio():
     assert resize_batch((tf.constant([7]), None, None), 3)[0].numpy().tolist() == [7, 7, 7]
 
 
+@pytest.mark.usefixtures("python_sees_rows")
 def test_a_model_that_does_not_fit_at_all_is_an_error():
     """The model is unchanged, and the error says what to do."""
-    model = network(0)
+    model = network(1, Hungry(lambda rows: True))
     before = model.get_weights()
     with pytest.raises(MemoryError, match="with 1 examples on each .*Received: minimum=1, repl"):
-        search(model, BatchSizeFinder())
+        search_for_real(model, BatchSizeFinder())
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_errors_other_than_memory_are_raised():
-    """A layer that fails does so as in training."""
-
-    class Broken(keras.layers.Layer):
-        def call(self, x):
-            return tf.debugging.check_numerics(x / 0.0, "it is broken")
-
-    model = on_replicas(keras.Sequential([Broken(), keras.layers.Dense(2)]), 1)
-    model.compile("sgd", "sparse_categorical_crossentropy")
+    """A step that fails does so as in training."""
+    model = network()
+    model.train_step = lambda data: tf.debugging.check_numerics(1.0 / tf.zeros(()), "it is broken")
     with pytest.raises(tf.errors.InvalidArgumentError, match="it is broken"):
-        search(model, BatchSizeFinder(verbose=0))
+        search(BatchSizeFinder(verbose=0), model=model)
 
 
 class Count(Probe):
@@ -172,8 +206,8 @@ def test_probes_of_other_callbacks_see_no_trial():
         def on_train_begin(self, logs=None):
             self.model.training_run.watch(probe)
 
-    finder = BatchSizeFinder(None, verbose=0)
-    network(6).fit(batches(), verbose=0, callbacks=[finder, Watch()])
+    callbacks = [BatchSizeFinder(None, maximum=8, verbose=0), Watch()]
+    network(1).fit(X, Y, batch_size=6, verbose=0, callbacks=callbacks)
     assert probe.steps.numpy() == 15
 
 
@@ -181,9 +215,11 @@ def test_probes_of_other_callbacks_see_no_trial():
 def test_the_rate_is_scaled_with_the_size_that_is_found(order, monkeypatch):
     """9 examples on two replicas instead of a base of 6 in all: three times the rate."""
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.MARGIN", 0.0)
-    finder = BatchSizeFinder(verbose=0)
-    callbacks = [finder, kmg.callbacks.BatchSizeScaling(base_batch_size=6, rule="linear")]
-    history = network(9, 2).fit(batches(), verbose=0, callbacks=callbacks[::order]).history
+    callbacks = [
+        BatchSizeFinder(verbose=0),
+        kmg.callbacks.BatchSizeScaling(base_batch_size=6, rule="linear"),
+    ]
+    history = search(*callbacks[::order], memory=9, epochs=1)
     assert history["global_batch_size"] == [18]
     assert history["learning_rate"] == pytest.approx([0.3])
 

@@ -6,18 +6,42 @@ import time
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
+from helpers.fake_run import fake_fit
 from helpers.naps import with_naps
 from helpers.rows_in_python import zeros_after
 from helpers.stopped_runs import StopAt, Stopped
-from replica_metrics_models import X, Y, fit, line, measured
 
 from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
 from keras_multigpu.training.watching.probe import Probe
 
 # Some models have no weights, so that their outputs are known.
 pytestmark = pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+
+# Two batches of four and a ragged one of two.
+X = np.arange(1.0, 11.0, dtype="float32")[:, None]
+Y = np.zeros((10, 1), "float32")
+
+
+def line(replicas=None, **compiled):
+    """A model `y = w x` with `w = 1` that stays as it is, to be fitted to zero."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model = model if replicas is None else on_replicas(model, replicas)
+    model.compile(keras.optimizers.SGD(0.0), "mse", **compiled)
+    return model
+
+
+def fit(model, *callbacks, x=X, y=Y, batch_size=4, epochs=1):
+    """The history of training in the order of the examples."""
+    given = {"shuffle": False, "verbose": 0, "callbacks": list(callbacks)}
+    return model.fit(x, y, batch_size=batch_size, epochs=epochs, **given).history
+
+
+def faked(*callbacks, model=None, replicas=2, epochs=1, **arguments):
+    """The same of a fake run of a plain model."""
+    given = {"x": X, "y": Y, "replicas": replicas, "epochs": epochs, **arguments}
+    return fake_fit(model or line(), *callbacks, **given).history
 
 
 def by_hand(shares):
@@ -36,10 +60,15 @@ SHARES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.slow
-def test_each_replica_has_its_own_numbers(replicas):
-    history = fit(line(replicas, steps_per_execution=2), ReplicaMetrics(["mae"]))
+@pytest.mark.parametrize(
+    ("replicas", "real"), [(2, False), (4, False), pytest.param(4, True, marks=pytest.mark.slow)]
+)
+def test_each_replica_has_its_own_numbers(replicas, real):
+    metrics = ReplicaMetrics(["mae"])
+    if real:
+        history = fit(line(replicas, steps_per_execution=2), metrics)
+    else:
+        history = faked(metrics, replicas=replicas)
     for replica, shares in enumerate(SHARES[replicas]):
         found = [
             history[f"replica_{replica}/{name}"]
@@ -56,9 +85,7 @@ def test_each_replica_has_its_own_numbers(replicas):
 
 def test_the_progress_bar_shows_only_the_mean(capsys):
     """Which hides that one of two replicas has another loss."""
-    callback = ReplicaMetrics()
-    given = {"shuffle": False, "verbose": 2, "callbacks": [callback]}
-    history = measured(callback).fit(X, Y, 4, **given).history
+    history = faked(ReplicaMetrics(), verbose=2)
     assert "replica_0" not in capsys.readouterr().out
     np.testing.assert_allclose(history["loss"], [np.mean(X**2)], rtol=1e-6)
     assert history["replica_0/loss"][0] < 30 < 45 < history["replica_1/loss"][0]
@@ -66,8 +93,7 @@ def test_the_progress_bar_shows_only_the_mean(capsys):
 
 def test_a_replica_without_examples_has_no_loss():
     """It is NaN, and does not count in minimum and spread."""
-    callback = ReplicaMetrics(["mae"])
-    history = fit(measured(callback), callback, x=X[:1], y=Y[:1])
+    history = faked(ReplicaMetrics(["mae"]), x=X[:1], y=Y[:1])
     assert math.isnan(history["replica_1/loss"][0])
     assert math.isnan(history["replica_1/mae"][0]) and history["replica_0/mae"] == [1.0]
     assert math.isnan(history["replica_1/gradient_norm"][0])
@@ -76,67 +102,42 @@ def test_a_replica_without_examples_has_no_loss():
     assert history["replicas/loss_spread"] == [0.0]
 
 
-class SlowAtFirst(keras.layers.Layer):
-    """Sleeps in its first call in training, while a step is compiled."""
-
-    seconds = 0
-
-    def call(self, x):
-        self.seconds, seconds = 0, self.seconds
-        time.sleep(seconds)
-        return x
-
-
-@with_naps
-def test_times_leave_out_the_step_that_was_compiled(nap):
-    """The speeds of replicas add up, and the parts fit into the step."""
-    layers = [keras.Input((1,)), slow := SlowAtFirst(), keras.layers.Dense(1)]
-    model = on_replicas(keras.Sequential(layers), 2)
-    model.compile("sgd", "mse", steps_per_execution=2)
-    slow.seconds = 20 * nap
-    x, y = np.ones((16, 1), "float32"), np.zeros((16, 1), "float32")
-    history = fit(model, ReplicaMetrics(), x=x, y=y, epochs=2)
-    assert not slow.seconds
+def test_times_are_those_of_a_step():
+    """Without the first one. The second replica computes for three seconds, the first for one."""
+    history = faked(ReplicaMetrics(), epochs=2, moments=[(0, 1, 4), (0, 3, 4)])
     for epoch in (0, 1):
         value = {k: v[epoch] for k, v in history.items()}
-        # With the one that was compiled the four steps of an epoch would take more on average.
-        assert 0 < value["replica_0/step_time"] < 5 * nap
+        assert (value["replica_0/compute_time"], value["replica_1/compute_time"]) == (1, 3)
+        assert (value["replica_0/sync_time"], value["replica_1/sync_time"]) == (3, 1)
+        assert value["replicas/compute_time_spread"] == 2
         speeds = value["replica_0/examples_per_second"] + value["replica_1/examples_per_second"]
-        np.testing.assert_allclose(speeds, 4 / value["replica_0/step_time"], rtol=1e-6)
-        for replica in (0, 1):
-            of = f"replica_{replica}/"
-            parts = value[of + "compute_time"] + value[of + "sync_time"] + value[of + "data_wait"]
-            assert 0 < parts < value[of + "step_time"]
-            assert value[of + "examples"] == 8
+        measured = speeds * value["replica_0/step_time"] * (2 + epoch)
+        np.testing.assert_allclose(measured, (6, 10)[epoch], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_metrics_mean_what_they_mean_in_compile():
     """Names, objects, and "accuracy", which depends on the predictions."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="softmax")])
-    model = on_replicas(model, 2)
+    wanted = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")]
     compiled = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")]
     model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=compiled)
     random = np.random.default_rng(0)
     x, y = random.normal(size=(8, 3)).astype("float32"), random.integers(0, 4, 8)
-    wanted = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")]
-    history = fit(model, ReplicaMetrics(wanted), x=x, y=y, batch_size=8)
-    for name in ("accuracy", "top_2"):
-        for replica, rows in enumerate((slice(0, 4), slice(4, 8))):
-            alone = model.evaluate(x[rows], y[rows], verbose=0, return_dict=True)
+    history = faked(ReplicaMetrics(wanted), model=model, x=x, y=y, batch_size=8)
+    for replica, rows in enumerate((slice(0, 4), slice(4, 8))):
+        alone = model.evaluate(x[rows], y[rows], verbose=0, return_dict=True)
+        for name in ("accuracy", "top_2"):
             np.testing.assert_allclose(history[f"replica_{replica}/{name}"], alone[name])
 
 
 def test_a_metric_that_is_built_late_is_averaged_over_its_classes():
     """F1 has no variables before it sees predictions."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Activation("linear")])
-    model = on_replicas(model, 2)
     model.compile("sgd", "mse")
     x = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], "float32")
     y = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], "float32")
-    metric = keras.metrics.F1Score()
-    history = fit(model, ReplicaMetrics([metric]), x=x, y=y)
+    history = faked(ReplicaMetrics([keras.metrics.F1Score()]), model=model, x=x, y=y)
     # The second replica: class 0 has precision 1/2 and recall 1, class 1 has nothing.
     np.testing.assert_allclose(history["replica_0/f1_score"], [1.0], rtol=1e-6)
     np.testing.assert_allclose(history["replica_1/f1_score"], [1 / 3], rtol=1e-6)
@@ -145,15 +146,14 @@ def test_a_metric_that_is_built_late_is_averaged_over_its_classes():
 def test_several_outputs():
     inputs = keras.Input((1,))
     outputs = {"one": keras.layers.Identity()(inputs), "two": keras.layers.Rescaling(2.0)(inputs)}
-    model = on_replicas(keras.Model(inputs, outputs), 2)
+    model = keras.Model(inputs, outputs)
     model.compile("sgd", {"one": "mse", "two": "mse"})
-    targets = {"one": Y[:4], "two": Y[:4]}
-    history = fit(model, ReplicaMetrics({"two": ["mae"]}), x=X[:4], y=targets)
+    given = {"model": model, "x": X[:4], "y": {"one": Y[:4], "two": Y[:4]}}
+    history = faked(ReplicaMetrics({"two": ["mae"]}), **given)
     np.testing.assert_allclose(history["replica_1/two_mae"], [7.0])
-    with pytest.raises(ValueError, match="several outputs.*dict.*Received: metrics="):
-        fit(model, ReplicaMetrics(["mae"]), x=X[:4], y=targets)
-    with pytest.raises(ValueError, match="does not have.*'one', 'two'.*Received: output='six'"):
-        fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
+    for wrong in (["mae"], {"six": ["mae"]}):
+        with pytest.raises(ValueError, match=r"(?s)Invalid `metrics`.*Received: metrics=.*'mae'"):
+            faked(ReplicaMetrics(wrong), **given)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -202,20 +202,19 @@ def test_a_forbidden_step_does_not_count_in_the_loss():
         def on_train_begin(self, logs=None):
             self.model.training_run.watch(Forbid())
 
-    history = fit(line(2), Guard(), ReplicaMetrics(["mae"]), x=X[[0, 1, 2, 3, 8, 9]], y=Y[:6])
+    history = faked(Guard(), ReplicaMetrics(["mae"]), x=X[[0, 1, 2, 3, 8, 9]], y=Y[:6])
     np.testing.assert_allclose(history["replica_0/loss"], [2.5])
     np.testing.assert_allclose(history["replica_0/mae"], [1.5])
     assert history["replica_0/examples"] == [2]
 
 
 def test_an_epoch_of_compiled_steps_has_no_speed():
-    history = fit(line(1), ReplicaMetrics(), batch_size=10)
+    history = faked(ReplicaMetrics(), batch_size=10)
     for name in ("examples_per_second", "step_time", "compute_time", "data_wait"):
         assert np.isnan(history[f"replica_0/{name}"]).all()
     assert np.isnan(history["replicas/examples_per_second_min"]).all()
 
 
-@keras.saving.register_keras_serializable("tests")
 class Square(keras.layers.Layer):
     """Adds the mean square of its inputs as the loss."""
 
@@ -224,27 +223,22 @@ class Square(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("dataset", [False, True])
-def test_metrics_need_targets(dataset):
-    layers = [keras.Input((3,)), keras.layers.Dense(2), Square()]
-    model = on_replicas(keras.Sequential(layers), 2)
+def test_metrics_need_targets():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2), Square()])
     model.compile(keras.optimizers.SGD(0.0))
-    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-    x = tf.data.Dataset.from_tensor_slices(x).batch(8) if dataset else x
-    size = {} if dataset else {"batch_size": 8}
     with pytest.raises(ValueError, match=r"data have none.*Expected targets.*Leave out.*y=None"):
-        model.fit(x, **size, verbose=0, callbacks=[ReplicaMetrics(["mae"])])
-    history = model.fit(x, **size, verbose=0, callbacks=[ReplicaMetrics()]).history
+        faked(ReplicaMetrics(["mae"]), model=model, y=None)
+    history = faked(ReplicaMetrics(), model=model, y=None)
     assert np.isfinite(history["replica_0/loss"]).all()
 
 
+@pytest.mark.slow
 def test_another_number_of_replicas_restarts_the_sums(tmp_path):
     """The second and third batch remain, with the numbers from 5 to 10."""
 
     def trained(replicas, *others):
-        callback = ReplicaMetrics(["mae"])
         saves = ResumableCheckpoint(tmp_path, every_steps=1)
-        return fit(measured(callback, replicas), callback, *others, saves)
+        return fit(line(replicas), ReplicaMetrics(["mae"]), *others, saves)
 
     with pytest.raises(Stopped):
         trained(2, StopAt(0, 2))

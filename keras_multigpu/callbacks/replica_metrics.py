@@ -7,15 +7,28 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, of_replicas
+from keras_multigpu.callbacks.timing import (
+    StepClock,
+    StepProbe,
+    Sums,
+    Timing,
+    no_sums,
+    of_replicas,
+)
 from keras_multigpu.checks import value_error
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.keras_internals.compile_internals import compiled_metrics
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup
+from keras_multigpu.training.watching.probe import StepView
 
 OF_REPLICA = re.compile(r"replica(_\d+|s)/")
 """What the names begin with."""
+
+OF_STEP_PROBE = 2
+"""How many tensors of a replica are `StepProbe`'s."""
 
 
 class ReplicaMetrics(RunCallback):
@@ -77,12 +90,8 @@ class ReplicaMetrics(RunCallback):
             self._probe.write_scores(restored["scores"])
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        run = self.run
-        scores = {
-            score.name: np.array([score.result(replica) for replica in range(run.replicas)])
-            for score in self._probe.scores or ()
-        }
-        measured = measure(run.group, self._probe.read(), scores, self._clock.read())
+        sums, scores = self._probe.read(), self._probe.results()
+        measured = measure(self.run.group, sums, scores, self._clock.read())
         if logs is not None:
             logs |= in_logs(measured)
 
@@ -151,3 +160,124 @@ def in_logs(measured: dict[str, np.ndarray]) -> dict[str, float]:
             found[f"replicas/{name}_{kind}"] = value
         logs |= {key: float(value) for key, value in found.items()}
     return logs
+
+
+class ScoreProbe(StepProbe):
+    """Sums times, losses and norms, and updates the metrics of each replica.
+
+    Attributes:
+        output_names: The names of the model's outputs, as `metrics` may use them.
+    """
+
+    callback = "ReplicaMetrics"
+
+    def __init__(self, metrics: Any) -> None:
+        super().__init__(losses=True)
+        self._metrics = metrics
+        self.settings = tuple(keras.tree.flatten_with_path(metrics))
+        self._devices: tuple[str, ...] = ()
+        self.output_names: list[str] = []
+        self._forget_scores()
+
+    def _forget_scores(self) -> None:
+        self._scores: Any = None
+        # The metrics' variables at the start, and those of each replica.
+        self._start: list[np.ndarray] = []
+        self._states: list[list[tf.Variable]] = []
+        self._pending: list[Any] = []
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create the variables; those of metrics follow when predictions have a shape."""
+        super().build(strategy)
+        group = ReplicaGroup(strategy)
+        here = {replica.id: replica.device for replica in group.replicas}
+        devices = tuple(here.get(number, HOST) for number in range(group.count))
+        if devices != self._devices:
+            self._devices = devices
+            self._forget_scores()
+
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
+        measured = super().on_replica(view)
+        if not self._metrics:
+            return measured
+        y, y_pred = view.batch[1], view.y_pred
+        require_targets(self._metrics, y)
+        if self._scores is None:
+            with tf.init_scope(), graph_internals.single_device():
+                self._make_scores(y, y_pred)
+        before = [state.read_value() for state in self._states[view.replica]]
+        after = self._scores.stateless_update_state(before, y, y_pred)
+        # Some metrics turn into NaN without examples.
+        return measured + [
+            tf.where(view.examples > 0, tf.cast(new, old.dtype), old)
+            for new, old in zip(after, before, strict=True)
+        ]
+
+    def _make_scores(self, y: Any, y_pred: Any) -> None:
+        scores = compiled_metrics(self._metrics, self.output_names)
+        # Some metrics create their variables when they first see predictions.
+        scores.update_state(*keras.tree.map_structure(zeros_like, (y, y_pred)))
+        scores.reset_state()
+        self._start = [np.asarray(variable.numpy()) for variable in scores.variables]
+        for device in self._devices:
+            with tf.device(device):
+                states = [tf.Variable(value, trainable=False) for value in self._start]
+                self._states.append(states)
+        self._scores = scores
+        self.write_scores(self._pending)
+
+    def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
+        super().collect([one[:OF_STEP_PROBE] for one in measured], allowed)
+        for states, one in zip(self._states, measured, strict=False):
+            for state, value in zip(states, one[OF_STEP_PROBE:], strict=True):
+                with tf.device(state.device):
+                    kept = value if allowed is None else tf.where(allowed, value, state)
+                    state.assign(kept)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """By name the value of each replica; some metrics have one for each class."""
+        found = []
+        # On the first device, whatever scope is open.
+        with graph_internals.single_device():
+            for states in self._states:
+                results = self._scores.stateless_result([s.read_value() for s in states])
+                found.append({name: mean_of(result) for name, result in results.items()})
+        return {name: np.array([one[name] for one in found]) for name in (found or [{}])[0]}
+
+    def reset(self) -> None:
+        self.write(no_sums(self.replicas))
+        self._pending = []
+        self.write_scores(self._start * len(self._states))
+
+    @property
+    def score_values(self) -> list[np.ndarray]:
+        """The values of the metrics' variables, by replica."""
+        return [state.numpy() for states in self._states for state in states]
+
+    def write_scores(self, values: list[Any]) -> None:
+        """Restore the values of the metrics, now or when they are created."""
+        self._pending = values
+        all_states = [state for states in self._states for state in states]
+        if len(all_states) == len(values):
+            for state, value in zip(all_states, values, strict=True):
+                state.assign(value)
+
+
+def require_targets(metrics: Any, y: Any) -> None:
+    if y is None:
+        raise value_error(
+            "`metrics` needs targets, and the data have none.",
+            "Expected targets `y` to compare the predictions with.",
+            "Leave out `metrics`: loss, gradients and times are shown without them.",
+            metrics=metrics,
+            y=y,
+        )
+
+
+def mean_of(result: Any) -> float:
+    values = [tf.convert_to_tensor(one).numpy() for one in keras.tree.flatten(result)]
+    return float(np.mean([np.mean(value) for value in values]))
+
+
+def zeros_like(tensor: Any) -> tf.Tensor:
+    return tf.zeros([1, *(1 if size is None else size for size in tensor.shape[1:])], tensor.dtype)

@@ -1,1 +1,0 @@
-"""`ReplicaMetrics`: what each replica does."""
