@@ -10,6 +10,7 @@ and, for a while, 2.5 GB in build/. The output of each step stays in build/dist/
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,8 @@ def main() -> int:
     except Failed:
         return 1
     failed = {version: tried(version, wheel) for version in arguments.pythons}
+    if COLAB in arguments.pythons:
+        failed["on Colab"] = tried(COLAB, wheel, packages_of_colab())
     known = {version: steps for version, steps in failed.items() if steps is not None}
     print("Failed:", {version: steps for version, steps in known.items() if steps} or "nothing")
     return 0 if known and not any(known.values()) else 1
@@ -57,6 +61,16 @@ def supported_pythons() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = [classifier.split(" :: ")[-1] for classifier in project["classifiers"]]
     return [version for version in versions if version.startswith("3.")]
+
+
+COLAB = "3.12"
+"""The Python of Colab and Kaggle."""
+
+
+def packages_of_colab() -> list[str]:
+    """What is installed there, with versions: a notebook must not have to change any of it."""
+    (versions,) = re.findall(r"^VERSIONS_colab := (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    return versions.split()
 
 
 WITH_ADDRESSES = (
@@ -161,12 +175,12 @@ def same_files(what: str, found: set[str], expected: set[str]) -> None:
         raise Failed
 
 
-def tried(version: str, wheel: Path) -> list[str] | None:
+def tried(version: str, wheel: Path, beside: Sequence[str] = ()) -> list[str] | None:
     """Use a wheel as a user of this Python would: the steps that failed.
 
     None if this machine has no such Python.
     """
-    print(f"Python {version}")
+    print(f"Python {version}", *beside)
     python = python_of(version)
     if python is None:
         print("  not found: neither on PATH nor in pyenv")
@@ -176,7 +190,7 @@ def tried(version: str, wheel: Path) -> list[str] | None:
     mypy = (TOOLS / "mypy", "--strict", "--ignore-missing-imports", "--python-executable")
     steps = {
         "environment": (python, "-m", "venv", environment),
-        "install": (own / "pip", "install", f"{wheel}[images,plots]"),
+        "install": (own / "pip", "install", f"{wheel}[images,plots]", *beside),
         "demo": (own / "keras-multigpu", "demo"),
         "mypy": (*mypy, own / "python", "train.py"),
         "pyright": (TOOLS / "pyright", "--pythonpath", own / "python", "train.py"),
