@@ -18,6 +18,9 @@ from mkdocs.structure.files import File, Files
 PHOTOS = ("chelsea", "astronaut", "coffee", "rocket")
 SIDE = 180
 
+# Images side by side in a picture.
+COLUMNS = 6
+
 RECIPES = ("light", "standard", "strong", "imagenet")
 
 # The coffee of scikit-image: corners of cup and spoon, middle and radii of the saucer, in pixels.
@@ -44,54 +47,56 @@ def pictures() -> dict[str, bytes]:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    from keras_multigpu import augmentation
+    import keras_multigpu as kmg
 
     drawn = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, (layers, images) in galleries(augmentation).items():
+        for name, (layer, x, y) in previews(kmg.augmentation).items():
             path = Path(folder, f"{name}.png")
-            augmentation.gallery(layers, images, path)
-            drawn[name] = as_webp(path)
+            batches = kmg.data.from_arrays(x, y, augment=layer, shuffle=False)
+            batches.preview(path, count=COLUMNS)
+            drawn[name] = as_webp([path])
+        paths = [Path(folder, f"{name}.png") for name in RECIPES]
+        for name, path in zip(RECIPES, paths, strict=True):
+            layer = kmg.augmentation.recipe(name)
+            kmg.data.from_arrays(repeated(photo("chelsea")), augment=layer).preview(path, COLUMNS)
+        drawn["recipes"] = as_webp(paths)
     return drawn
 
 
-def galleries(augmentation: Any) -> dict[str, tuple[Any, Any]]:
-    """Layers and images of every picture, by name.
+def previews(augmentation: Any) -> dict[str, tuple[Any, Any, Any]]:
+    """The layer, images and targets of every picture, by name.
 
     Args:
         augmentation: `keras_multigpu.augmentation`.
     """
-    cat, astronaut = photo("chelsea"), photo("astronaut")
-    made = {
-        "random_geometry": (
-            augmentation.RandomGeometry(
-                flip="horizontal", rotation=0.1, translation=0.1, zoom=0.2, shear=0.2
-            ),
-            cat,
-        ),
+    cat, astronaut = repeated(photo("chelsea")), repeated(photo("astronaut"))
+    moves: dict[str, Any] = {"rotation": 0.1, "translation": 0.1, "zoom": 0.2, "shear": 0.2}
+    colors: dict[str, Any] = {"saturation": (0.3, 0.7), "hue": 0.1, "grayscale": 0.1}
+    boxes: dict[str, Any] = {"zoom": 0.2, "bounding_box_format": "xyxy"}
+    return {
+        "random_geometry": (augmentation.RandomGeometry(flip="horizontal", **moves), cat, None),
         "random_color": (
-            augmentation.RandomColor(
-                brightness=0.2, contrast=0.4, saturation=(0.3, 0.7), hue=0.1, grayscale=0.1
-            ),
+            augmentation.RandomColor(brightness=0.2, contrast=0.4, **colors),
             cat,
+            None,
         ),
-        "random_erasing": (augmentation.RandomErasing(1.0), cat),
-        "rand_augment": (augmentation.RandAugment(), astronaut),
-        "trivial_augment": (augmentation.TrivialAugment(), astronaut),
+        "random_erasing": (augmentation.RandomErasing(1.0), cat, None),
+        "rand_augment": (augmentation.RandAugment(), astronaut, None),
+        "trivial_augment": (augmentation.TrivialAugment(), astronaut, None),
         "boxes_and_masks": (
-            augmentation.RandomGeometry(
-                flip="horizontal", rotation=0.08, zoom=0.2, bounding_box_format="xyxy"
-            ),
-            coffee_with_targets(),
+            augmentation.RandomGeometry(flip="horizontal", rotation=0.08, **boxes),
+            *coffee_with_targets(),
         ),
-        "recipes": (
-            {name: augmentation.recipe(name) for name in RECIPES},
-            cat,
-        ),
+        "mix": (augmentation.Mix(), *labelled_photos()),
     }
-    photos = labelled_photos()
-    made["mix"] = (augmentation.Mix(), photos)
-    return made
+
+
+def repeated(image: Any) -> Any:
+    """A row of equal images."""
+    import numpy as np
+
+    return np.stack([image] * COLUMNS)
 
 
 @functools.cache
@@ -111,16 +116,16 @@ def photo(name: str, size: tuple[int, int] = (270, 180)) -> Any:
     return np.array(ImageOps.fit(image, size, centering=(0.5, 0.15)))
 
 
-def labelled_photos() -> dict[str, Any]:
+def labelled_photos() -> tuple[Any, Any]:
     """Four photographs of one size, and their classes one-hot."""
     import numpy as np
 
     images = np.stack([photo(name, (SIDE, SIDE)) for name in PHOTOS])
-    return {"images": images, "labels": np.eye(len(PHOTOS), dtype=np.float32)}
+    return images, np.eye(len(PHOTOS), dtype=np.float32)
 
 
-def coffee_with_targets() -> dict[str, Any]:
-    """A cup of coffee, with boxes around cup and spoon and a mask of the saucer."""
+def coffee_with_targets() -> tuple[Any, Any]:
+    """Cups of coffee, with boxes around cup and spoon and a mask of the saucer."""
     import numpy as np
 
     image = photo("coffee", (300, 200))
@@ -128,17 +133,23 @@ def coffee_with_targets() -> dict[str, Any]:
     (x, y), (wide, high) = SAUCER
     mask = ((2 * columns - x) / wide) ** 2 + ((2 * rows - y) / high) ** 2 < 1
     boxes = np.array([CUP, SPOON], np.float32) / 2
-    return {
-        "images": image,
-        "bounding_boxes": {"boxes": boxes, "labels": np.array([0, 1])},
-        "segmentation_masks": mask[..., None].astype(np.int32),
+    targets = {
+        "bounding_boxes": {"boxes": repeated(boxes), "labels": repeated(np.array([0, 1]))},
+        "segmentation_masks": repeated(mask[..., None].astype(np.int32)),
     }
+    return repeated(image), targets
 
 
-def as_webp(path: Path) -> bytes:
-    """A picture in a quarter of the bytes."""
+def as_webp(paths: list[Path]) -> bytes:
+    """Pictures, one below the other, in a quarter of the bytes."""
     from PIL import Image
 
+    images = [Image.open(path).convert("RGB") for path in paths]
+    joined = Image.new("RGB", (images[0].width, sum(image.height for image in images)))
+    top = 0
+    for image in images:
+        joined.paste(image, (0, top))
+        top += image.height
     content = io.BytesIO()
-    Image.open(path).convert("RGB").save(content, format="WEBP", quality=88, method=4)
+    joined.save(content, format="WEBP", quality=88, method=4)
     return content.getvalue()

@@ -123,9 +123,9 @@ def main(epochs=60, replicas=None):
     train = kmg.data.from_arrays(photos, masks, global_batch_size=8)
     # --8<-- [end:data]
     augmentation = build_augmentation()
-    # --8<-- [start:gallery]
-    kmg.augmentation.gallery(augmentation, photos[0], "augmented.png")
-    # --8<-- [end:gallery]
+    # --8<-- [start:look]
+    train.with_(augment=augmentation).preview("augmented.png", count=6)
+    # --8<-- [end:look]
     replay(augmentation, photos)
 
     # --8<-- [start:train]

@@ -132,9 +132,7 @@ def main(epochs=10, replicas=None, weights=None):
     # --8<-- [end:train]
 
     # --8<-- [start:look]
-    rust = photograph("rust", np.random.default_rng(2))
-    augmentation = kmg.augmentation.Sequence(model.layers[1:3])
-    kmg.augmentation.gallery(augmentation, rust, "transfer_learning.png")
+    train.with_(augment=model.layers[1:3]).preview("transfer_learning.png", count=6)
     # --8<-- [end:look]
 
     print(f"New photos that are right: {frozen:.0%} frozen, {tuned:.0%} fine-tuned.")

@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "guarantees"
 LISTS = (ROOT / "tests" / "guarantees.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## \[[^]]+\]\(\.\./([\w./]+\.md)\)\n(.*?)(?=^## |\Z)", LISTS, re.M | re.S))
+SECTIONS = dict(
+    re.findall(r"^## \[[^]]+\]\(\.\./([\w./]+\.md)\)\n(.*?)(?=^## |\Z)", LISTS, re.M | re.S)
+)
 ROWS = {
     page: re.findall(r"^- (.+?):\s+`(test_\w+\.py)::(test_\w+)`$", text, re.M)
     for page, text in SECTIONS.items()

@@ -10,8 +10,7 @@ RandomGeometry, RandomColor          flips, shifts, zooms, crops; brightness, co
 RandomErasing                        a rectangle of noise
 RandAugment, TrivialAugment          policies with little to tune
 Mix                                  mixed images with mixed labels
-Sequence                             layers of this package, Keras and keras-cv, and functions
-gallery                              a picture of what layers do
+Sequence                             layers of this package, Keras and keras-cv
 AugmentationLayer                    the base class, for layers of your own
 
 How it works: a layer draws parameters for each image from two integers (`draw`) and changes images
@@ -26,8 +25,9 @@ mixed with, and `kind` and `magnitude` are a policy's operation for each image.
 """
 
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer as AugmentationLayer
-from keras_multigpu.augmentation.gallery import gallery as gallery
 from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry as RandomGeometry
+from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer as KerasCVLayer
+from keras_multigpu.augmentation.keras_layer import KerasLayer as KerasLayer
 from keras_multigpu.augmentation.mixing.mixing import Mix as Mix
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment as RandAugment
 from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment as TrivialAugment
@@ -36,15 +36,10 @@ from keras_multigpu.augmentation.random_erasing import RandomErasing as RandomEr
 from keras_multigpu.augmentation.random_numbers import Draws as Draws
 from keras_multigpu.augmentation.recipes import recipe as recipe
 from keras_multigpu.augmentation.sequence import Sequence as Sequence
-from keras_multigpu.augmentation.wrapping.function import Function as Function
-from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer as KerasCVLayer
-from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer as KerasLayer
 
 __all__ = [
     "AugmentationLayer",
     "Draws",
-    "Function",
-    "gallery",
     "KerasCVLayer",
     "KerasLayer",
     "Mix",

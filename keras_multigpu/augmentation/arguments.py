@@ -7,33 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import real_number, require_number, value_error
+from keras_multigpu.checks import real_number, value_error
 
 # The lowest and the highest value.
 Range = tuple[float, float]
 
 
-def require(fits: bool, name: str, value: object, what: str, expected: str, example: str) -> None:
+def require(fits: bool, name: str, value: object, expected: str) -> None:
     """Raise a `ValueError` that names an argument, unless its value fits."""
     if not fits:
         raise value_error(
-            f"`{name}` {what}.",
-            f"Expected {expected}.",
-            f"Pass for example `{name}={example}`.",
-            **{name: value},
+            f"`{name}` has a value that does not fit.", f"Expected {expected}.", **{name: value}
         )
 
 
 def require_seed(seed: object) -> None:
     is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    require(
-        seed is None or is_integer, "seed", seed, "is not an integer", "None or an integer", "1"
-    )
+    require(seed is None or is_integer, "seed", seed, "an integer or None")
 
 
 def require_bool(name: str, value: object) -> None:
-    fits = isinstance(value, bool)
-    require(fits, name, value, "is neither True nor False", "one of these two", "False")
+    require(isinstance(value, bool), name, value, "True or False")
 
 
 def is_number(value: object) -> bool:
@@ -52,8 +46,8 @@ def is_pair(value: object) -> bool:
 
 
 def as_number(name: str, value: Any, *, low: float, high: float) -> float:
-    fix = f"Pass for example `{name}={(low + high) / 2:g}`."
-    require_number(name, value, lambda one: low <= one <= high, f"from {low:g} to {high:g}", fix)
+    fits = low <= real_number(value) <= high
+    require(fits, name, value, f"a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -77,11 +71,8 @@ def as_range(
         is_number(one) and (low < one if open_low else low <= one) and one <= high for one in values
     )
     limits = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-    what = "is not a pair" if pair_only else "is neither a number nor a pair"
-    example = f"({(low + high) / 2:g}, {high:g})"
-    require(
-        bool(fits), name, value, f"{what} of numbers in its range", f"numbers in {limits}", example
-    )
+    kind = "a pair of numbers" if pair_only else "a number, or a pair of them,"
+    require(bool(fits), name, value, f"{kind} in {limits}")
     if len(values) == 2:
         return float(min(values)), float(max(values))
     size = abs(float(value))
@@ -91,14 +82,13 @@ def as_range(
 def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
     """Return a range for each axis, from a number for both or a pair of numbers or ranges."""
     both = (value, value) if is_number(value) else plain(value)
-    # (-0.1, 0.1) is a range by mistake: here a pair has an entry for each axis.
     require(
+        # (-0.1, 0.1) is a range by mistake: here a pair has an entry for each axis.
         is_pair(both) and not any(is_number(one) and one < 0 for one in both),
         name,
         value,
-        "is neither a number for both axes nor a pair with an entry for each",
-        "numbers x of at least 0, which mean -x to x, or (low, high) pairs",
-        "(0.1, (0, 0.2))",
+        "a number for both axes or a pair such as (0.1, (0, 0.2)), with an entry for each: x of at "
+        "least 0, which means -x to x, or (low, high)",
     )
     first, second = (as_range(name, one, **limits) for one in both)
     return first, second
@@ -106,28 +96,16 @@ def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
 
 def as_value_range(value: Any) -> Range:
     """Return the values of black and white."""
-    require(
-        is_pair(value) and all(map(is_number, value)) and value[0] < value[1],
-        "value_range",
-        value,
-        "is not a pair of a lower and a higher number",
-        "the values of black and white in the images",
-        "(0, 255)",
-    )
+    fits = is_pair(value) and all(map(is_number, value)) and value[0] < value[1]
+    require(fits, "value_range", value, "the values of black and white, such as (0, 255)")
     return float(value[0]), float(value[1])
 
 
 def as_size(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
-    require(
-        is_pair(value) and all(map(is_count, value)),
-        name,
-        value,
-        "is not a height and a width in pixels",
-        "None or two positive integers",
-        "(224, 224)",
-    )
+    fits = is_pair(value) and all(map(is_count, value))
+    require(fits, name, value, "a height and a width in pixels, such as (224, 224), or None")
     return int(value[0]), int(value[1])
 
 
@@ -135,8 +113,8 @@ def as_alpha(name: str, value: Any) -> float | None:
     """Return the parameter of a Beta distribution, or None."""
     if value is None:
         return None
-    expected = "above 0, the parameter of a Beta distribution: small ones mix little, 1 is uniform"
-    require_number(name, value, lambda one: 0 < one < math.inf, expected, f"Pass `{name}=0.2`.")
+    expected = "a number above 0, the alpha of a Beta distribution, or None"
+    require(0 < real_number(value) < math.inf, name, value, expected)
     return float(value)
 
 

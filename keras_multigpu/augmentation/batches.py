@@ -22,8 +22,8 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
     images = inputs[place]
     has_names = isinstance(x, dict) and "images" in x
     beside = {name: x[name] for name in TARGETS if has_names and name in x}
-    targets, kinds, targets_back = from_targets(y, images)
-    weights, weights_back = from_weights(weight, kinds)
+    targets, targets_back = from_targets(y, images)
+    weights = {} if weight is None else {"sample_weights": weight}
     twice = sorted(beside.keys() & {*targets, *weights})
     if twice:
         raise value_error(
@@ -39,7 +39,8 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
         changed_x = keras.tree.pack_sequence_as(x, leaves)
         if beside:
             changed_x = {**changed_x, **{name: changed[name] for name in beside}}
-        return changed_x, targets_back(changed), weights_back(changed)
+        changed_weight = None if weight is None else changed["sample_weights"]
+        return changed_x, targets_back(changed), changed_weight
 
     return {"images": images, **beside, **targets, **weights}, back
 
@@ -59,15 +60,16 @@ def place_of_images(x: Any, inputs: list) -> int:
     return places[0]
 
 
-def from_targets(y: Any, images: Any) -> tuple[Example, list[str], Callable[[Example], Any]]:
-    """Return targets by kind, the kind of each target that has no name, and the way back."""
+def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]]:
+    """Return targets by kind, and the way back."""
     if isinstance(y, dict) and "boxes" not in y and any(name in y for name in TARGETS):
         named = {name: y[name] for name in TARGETS if name in y}
-        return named, [], lambda changed: {**y, **{name: changed[name] for name in named}}
+        return named, lambda changed: {**y, **{name: changed[name] for name in named}}
     targets: list[Any] = []
     each_target(y, targets.append)
     kinds = [kind_of(target, images) for target in targets]
-    example: Example = by_kind(kinds, targets)
+    pairs = list(zip(kinds, targets, strict=True))
+    example: Example = {kind: [one for own, one in pairs if own == kind] for kind in kinds}
     if kinds.count("bounding_boxes") > 1:
         raise value_error(
             "There are several sets of bounding boxes.",
@@ -80,35 +82,11 @@ def from_targets(y: Any, images: Any) -> tuple[Example, list[str], Callable[[Exa
 
     def back(changed: Example) -> Any:
         lists = {**changed, "bounding_boxes": [changed.get("bounding_boxes")]}
-        values = iter(in_order(kinds, lists))
-        return each_target(y, lambda target: next(values))
+        remaining = {kind: iter(lists[kind]) for kind in kinds}
+        order = iter(kinds)
+        return each_target(y, lambda target: next(remaining[next(order)]))
 
-    return example, kinds, back
-
-
-def from_weights(weight: Any, kinds: list[str]) -> tuple[Example, Callable[[Example], Any]]:
-    """Return sample weights, by kind of target if each target has its own, and the way back."""
-    if weight is None:
-        return {}, lambda changed: None
-    leaves = keras.tree.flatten(weight)
-    if len(leaves) == 1 or len(leaves) != len(kinds):
-        return {"sample_weights": weight}, lambda changed: changed["sample_weights"]
-
-    def back(changed: Example) -> Any:
-        return keras.tree.pack_sequence_as(weight, in_order(kinds, changed["sample_weights"]))
-
-    return {"sample_weights": by_kind(kinds, leaves)}, back
-
-
-def by_kind(kinds: list[str], values: list) -> dict[str, list]:
-    pairs = list(zip(kinds, values, strict=True))
-    return {kind: [value for own, value in pairs if own == kind] for kind in kinds}
-
-
-def in_order(kinds: list[str], lists: dict[str, Any]) -> list:
-    """Undo `by_kind`."""
-    remaining = {kind: iter(lists[kind]) for kind in kinds}
-    return [next(remaining[kind]) for kind in kinds]
+    return example, back
 
 
 def each_target(y: Any, change: Callable[[Any], Any]) -> Any:

@@ -63,14 +63,8 @@ class RandomErasing(AugmentationLayer):
             "aspect_ratio", aspect_ratio, low=0, high=100, open_low=True, pair_only=True
         )
         is_random = isinstance(fill_value, str) and fill_value == "random"
-        require(
-            is_random or is_number(fill_value),
-            "fill_value",
-            fill_value,
-            "cannot fill a rectangle",
-            "a number, or 'random'",
-            "0",
-        )
+        fits = is_random or is_number(fill_value)
+        require(fits, "fill_value", fill_value, "a number or 'random'")
         self.fill_value = fill_value
         self.value_range = as_value_range(value_range)
 

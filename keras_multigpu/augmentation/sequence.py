@@ -1,4 +1,4 @@
-"""`Sequence`: several layers and functions as one layer."""
+"""`Sequence`: several layers as one."""
 
 from collections.abc import Sequence as SequenceType
 from typing import Any
@@ -9,23 +9,22 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape
-from keras_multigpu.augmentation.wrapping.function import Function
-from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
-from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
+from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
+from keras_multigpu.augmentation.keras_layer import KerasLayer
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import fold_seeds, in_a_row, is_keras_cv
+from keras_multigpu.seeded_layers import fold_seeds, in_a_row, is_keras_cv, require_instance
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class Sequence(AugmentationLayer):
-    """Several layers as one: of this package, Keras and keras-cv, and plain functions.
+    """Several layers as one: of this package, Keras and keras-cv.
 
     A `keras.layers.Pipeline` or `keras.Sequential` is taken apart into its layers. Labels, sample
     weights, boxes and masks pass through all of them; a layer that cannot handle boxes or masks
     raises a `ValueError`.
 
     Args:
-        layers: The layers and functions, in the order in which they are applied.
+        layers: The layers, in the order in which they are applied.
         bounding_box_format: The format of boxes, as in `AugmentationLayer`.
         **kwargs: `seed`, `name` and `dtype`.
     """
@@ -44,7 +43,7 @@ class Sequence(AugmentationLayer):
         if not isinstance(layers, list | tuple) or not layers:
             raise value_error(
                 "`layers` is not a list of layers.",
-                "Expected a list or tuple with at least one layer or function.",
+                "Expected a list or tuple with at least one layer.",
                 "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
                 layers=layers,
             )
@@ -96,25 +95,24 @@ class Sequence(AugmentationLayer):
 
 
 def as_layer(layer: Any, bounding_box_format: str | None = None) -> AugmentationLayer:
-    """Wrap a layer or function in a layer of this package."""
+    """Wrap a layer in one of this package."""
     if isinstance(layer, AugmentationLayer):
         return layer
+    require_instance(layer)
     if isinstance(layer, keras.Layer):
         wrapper = KerasCVLayer if is_keras_cv(layer) else KerasLayer
         return wrapper(layer, bounding_box_format=bounding_box_format)
-    if callable(layer):
-        return Function(layer, bounding_box_format=bounding_box_format)
     raise value_error(
-        "This is neither a layer nor a function.",
-        "Expected a layer of `keras_multigpu.augmentation`, of Keras or of keras-cv, or a "
-        "function of a batch of images.",
-        "Pass for example `keras.layers.RandomFlip('horizontal')`.",
+        "This is not a layer.",
+        "Expected a layer of `keras_multigpu.augmentation`, of Keras or of keras-cv.",
+        "Put a function into the list `Batches(augment=[...])`, or in a model into a "
+        "`keras.layers.Lambda`.",
         layer=layer,
     )
 
 
 def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[AugmentationLayer]:
-    """Wrap a layer or function, and each layer of a Keras chain separately."""
+    """Wrap a layer, and each layer of a Keras chain separately."""
     # Separately, so that targets bypass the layers that leave pixels in their place.
     parts = in_a_row(layer)
     if parts is None:

@@ -135,22 +135,6 @@ def entries(folder: str) -> list[Entry]:
     ]
 
 
-def find_matching(pattern: str) -> list[str]:
-    """The sorted addresses of the files that match a pattern."""
-    # The names found start with the part of the path that has no `*`.
-    base, _ = split_path(re.split(r"[*?\[]", pattern)[0])
-    with name_errors(pattern):
-        system, path = locate(base)
-        path = path.rstrip("/")
-        system.invalidate_cache(path)
-        found = system.glob(f"{path}/{pattern[len(base) :].lstrip('/')}", detail=True)
-    return sorted(
-        os.path.join(base, name[len(path) :].lstrip("/"))
-        for name, info in found.items()
-        if info["type"] != "directory"
-    )
-
-
 def state_in(info: dict[str, Any]) -> str:
     """The size of a file and its version, if the storage reports one."""
     versions = (str(info[name]) for name in _VERSIONS if info.get(name) is not None)
@@ -172,22 +156,15 @@ def exists(path: str) -> bool:
     return state_at(path) != "missing" if is_address(path) else os.path.exists(path)
 
 
-def fetch(address: str) -> bytes:
-    """The content of a file. Raises `FileNotFoundError` or `Unreachable`."""
-    system, path = locate(address)
+def fetch(address: str, start: int | None = None, end: int | None = None) -> bytes:
+    """The content of a file, or a part. Raises `FileNotFoundError` or `Unreachable`."""
     try:
-        return system.cat_file(path)
+        system, path = locate(address)
+        return system.cat_file(path, start=start, end=end)
     except (FileNotFoundError, IsADirectoryError):
         raise
     except Exception as error:
         raise unreachable(address, error) from error
-
-
-def open_address(address: str) -> Any:
-    """A file to read from front to end."""
-    with name_errors(address):
-        system, path = locate(address)
-        return system.open(path, "rb", block_size=INDEXED, cache_type="readahead")
 
 
 class SequentialFile:
@@ -195,25 +172,11 @@ class SequentialFile:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._file = open_address(address)
+        with name_errors(address):
+            system, path = locate(address)
+            self._file = system.open(path, "rb", block_size=INDEXED, cache_type="readahead")
 
-    def pread(self, size: int, start: int) -> bytes:
+    def read(self, start: int, size: int) -> bytes:
         with name_errors(self._address):
             self._file.seek(start)
             return self._file.read(size)
-
-    def state(self) -> tuple[int, str]:
-        size, _, version = state_at(self._address).partition(" ")
-        return int(size), version
-
-
-class RemoteFile:
-    """Reads parts of a file, from several threads."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def pread(self, size: int, start: int) -> bytes:
-        with name_errors(self._address):
-            system, path = locate(self._address)
-            return system.cat_file(path, start=start, end=start + size)

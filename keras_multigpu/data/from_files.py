@@ -129,16 +129,11 @@ def make_targets(
 def check_weights(files: FileList) -> np.ndarray | None:
     if files.weights is None:
         return None
-    try:
-        weights = np.asarray(files.weights, np.float32)
-        wrong = np.flatnonzero(~np.isfinite(weights))
-        cause = f"the first that of {files.paths[wrong[0]]!r}" if wrong.size else None
-    except (ValueError, TypeError) as error:
-        cause = str(error)
-    if cause is not None:
+    weights = labels_as_array(files.weights, files.paths, "weights")
+    if weights.dtype == object:
         raise value_error(
-            f"Some weights are not finite numbers: {cause}.",
-            "Expected one finite number for each file.",
-            weights=shorten(list(files.weights), 100),
+            "The weights are text.",
+            "Expected one number for each file.",
+            weights=shorten(list(weights), 100),
         )
-    return weights
+    return weights.astype(np.float32)

@@ -10,8 +10,7 @@ from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.sources.item_source import THREADS, ItemSource
 from keras_multigpu.data.sources.items import Items
 from keras_multigpu.data.sources.packed_folder import PackedFolder, shards_of
-from keras_multigpu.data.sources.record_file import require_crc
-from keras_multigpu.data.sources.shards import Shards, find_shards
+from keras_multigpu.data.sources.shards import Shards, find_shards, require_crc
 
 
 @with_settings

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.sources.item_source import THREADS, ItemSource
-from keras_multigpu.data.sources.items import as_items
+from keras_multigpu.data.sources.items import AnyItems
 
 
 @with_settings
@@ -23,7 +23,7 @@ def from_source(
     """Any object with `len(source)` and `source[i]` as `Batches`.
 
     For example a Hugging Face `Dataset`, a map-style PyTorch `Dataset`, a grain `MapDataset` or
-    data source, `array_record`, a local MDS, a pandas table (each row is a dict), or a list.
+    data source, `array_record`, a local MDS, or a list, such as `table.to_dict("records")`.
     Threads read the items, with `__getitems__` if the source has it. An item that is None or raises
     an error counts as damaged. All examples need one structure and shape.
 
@@ -38,7 +38,7 @@ def from_source(
         threads: How many items are read at a time. With 1, a single thread reads everything, as
             sources that are not thread-safe need, such as one that seeks in a shared file.
         version: A text that changes when the items do. Checkpoints compare it, and a cache folder
-            requires it, except for pandas tables, whose values are compared.
+            requires it.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -50,7 +50,7 @@ def from_source(
     ```
     """
     made = ItemSource(
-        as_items(source, version),
+        AnyItems(source, version),
         example,
         labels=labels,
         class_names=class_names,

@@ -16,7 +16,6 @@ def from_tfds(
     name_or_builder: Any,
     split: str,
     *,
-    as_supervised: bool = True,
     features: Any = None,
     image_size: int | tuple[int, int] | None = None,
     color_mode: str | None = None,
@@ -39,10 +38,8 @@ def from_tfds(
     Args:
         name_or_builder: A name such as `"cifar10"`, or a `tfds.core.DatasetBuilder`.
         split: Such as `"train"`, `"train[:80%]"` or `"train+test"`.
-        as_supervised: Whether to read the data set's own inputs and targets. Otherwise a dict of
-            all features becomes the inputs.
-        features: `(x, y)` or `(x, y, sample_weight)`, as feature names, or dicts or tuples of
-            names. None for those that `as_supervised` chooses.
+        features: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, as feature names, or dicts or tuples
+            of names. None for the data set's own inputs and targets.
         image_size: `(height, width)` of all images, or one integer for both; None if they already
             have one size. Images are decoded as by `from_directory`.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own mode.
@@ -62,15 +59,8 @@ def from_tfds(
     builder = find_builder(name_or_builder, data_dir)
     prepare(builder, is_own=builder is name_or_builder)
     require_split(builder, split)
-    chosen = Features(
-        builder.info,
-        features,
-        as_supervised,
-        image_size,
-        color_mode,
-        interpolation=interpolation,
-        resize=resize,
-    )
+    decoding = {"interpolation": interpolation, "resize": resize}
+    chosen = Features(builder.info, features, image_size, color_mode, **decoding)
     source: Source | Stream
     in_any_order = import_tfds().core.FileFormat.with_random_access()
     if builder.info.available_file_formats() & in_any_order:

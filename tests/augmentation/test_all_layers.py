@@ -17,7 +17,6 @@ from helpers.layer_checks import (
 from test_augmentation_layer import Shifted
 
 from keras_multigpu.augmentation import (
-    Function,
     KerasLayer,
     Mix,
     RandAugment,
@@ -29,12 +28,6 @@ from keras_multigpu.augmentation import (
     arguments,
     recipe,
 )
-
-
-@keras.saving.register_keras_serializable("test_all_layers")
-def with_noise(images, seeds):
-    return images + tf.cast(seeds[:, 0] % 7, tf.float32)[:, None, None, None]
-
 
 # Layers, and the arguments of `check_layer` for them.
 LAYERS = {
@@ -62,7 +55,6 @@ LAYERS = {
         for name in ("light", "standard", "strong", "imagenet")
     },
     "a user's": (Shifted(seed=7, bounding_box_format="xywh"), {"shapes": SHAPES}),
-    "Function": (Function(with_noise, moves_pixels=False, seed=2), {}),
 }
 
 

@@ -175,7 +175,7 @@ def no_credentials(path):
         ("gss://bucket/photos", OSError, "Protocol not known: gss"),
         ("needs://bucket/photos", ImportError, "Install needs.*pip install gcsfs"),
         ("zip://photos::bucket://a.zip", ValueError, "a folder inside a file.*from_files"),
-        (Path("gs://bucket/photos"), ValueError, "an address with one slash.*as a text"),
+        (Path("gs://bucket/photos"), ValueError, "does not exist.*an address is passed as a text"),
     ],
 )
 def test_wrong_addresses_are_named_at_once(path, kind, message, photos, storage):

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data.sources import record_file
 from keras_multigpu.data.sources import shards as module
 
 COUNT = 23
@@ -73,8 +72,8 @@ def test_the_index_is_made_once(shards, monkeypatch, cache):
     assert sorted(folder.iterdir()) == files
     stored = indices_in(cache)
     assert len(stored) == len(SHARDS)
-    made, of = [], module.index_of
-    monkeypatch.setattr(module, "index_of", lambda *file: made.append(file) or of(*file))
+    made, of = [], module.find_records
+    monkeypatch.setattr(module, "find_records", lambda *file: made.append(file) or of(*file))
     assert rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0)) == before
     assert (made, indices_in(cache)) == ([], stored)
     first, second, third, _ = stored
@@ -205,8 +204,8 @@ def test_checksums_equal_tensorflows(tmp_path):
         with tf.io.TFRecordWriter(str(path)) as writer:
             writer.write(content)
         written = path.read_bytes()
-        assert record_file.masked_crc(content) == int.from_bytes(written[-4:], "little")
-        assert record_file.masked_crc(written[:8]) == int.from_bytes(written[8:12], "little")
+        assert module.masked_crc(content) == int.from_bytes(written[-4:], "little")
+        assert module.masked_crc(written[:8]) == int.from_bytes(written[8:12], "little")
 
 
 def test_without_google_crc32c_the_error_says_what_to_install(tmp_path, monkeypatch):

@@ -117,11 +117,16 @@ def test_features_choose_inputs_targets_and_weights(spots, kind="records"):
 
 
 @pytest.mark.slow
-def test_without_supervision_batches_hold_all_features(prepared, kind="stream"):
+def test_inputs_may_be_alone(prepared, kind="stream"):
     made = from_tfds(
-        "photos", "train", as_supervised=False, image_size=(4, 5), data_dir=prepared[kind],
-        on_error="skip", global_batch_size=9,
-    )  # fmt: skip
+        "photos",
+        "train",
+        features=({"image": "image", "number": "number"},),
+        image_size=(4, 5),
+        data_dir=prepared[kind],
+        on_error="skip",
+        global_batch_size=9,
+    )
     with pytest.warns(UserWarning, match="1 damaged"):
         (x,) = made.epoch(0)
     assert x["image"].shape == (8, 4, 5, 3)

@@ -123,8 +123,7 @@ class RandomGeometry(AugmentationLayer):
         require_choice("flip", flip, FLIPS)
         require_choice("fill_mode", fill_mode, FILL_MODES)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
-        outside = "the value of what is outside the image"
-        require(is_number(fill_value), "fill_value", fill_value, "is not a number", outside, "0")
+        require(is_number(fill_value), "fill_value", fill_value, "a number")
         if crop is not None and not (crop_area is None and aspect_ratio is None):
             raise value_error(
                 "The window to cut out has a fixed size and a random one.",

@@ -76,32 +76,28 @@ def soft(labels: tf.Tensor, num_classes: int | None) -> tf.Tensor:
     return tf.one_hot(numbers, num_classes)
 
 
-def both_count(weights: Any, partners: tf.Tensor) -> tf.Tensor:
+def both_count(weights: tf.Tensor | None, partners: tf.Tensor) -> tf.Tensor:
     """Whether a row and its partner are two examples with weight, `bool[n]`."""
     # A row of weight zero, such as padding, must not come into another.
     two = partners != tf.range(tf.shape(partners)[0])
-    leaves = [leaf for leaf in keras.tree.flatten(weights) if leaf is not None]
-    if not leaves:
+    if weights is None:
         return two
-    counts = [tf.reduce_any(leaf != 0, axis=list(range(1, leaf.shape.rank))) for leaf in leaves]
-    counts = tf.reduce_any(counts, axis=0)
+    counts = tf.reduce_any(weights != 0, axis=list(range(1, weights.shape.rank)))
     return two & counts & tf.gather(counts, partners)
 
 
-def mix_targets(labels: Any, weights: Any, own: tf.Tensor, partners: tf.Tensor) -> Example:
+def mix_targets(
+    labels: Any, weights: tf.Tensor | None, own: tf.Tensor, partners: tf.Tensor
+) -> Example:
     """Mix labels and sample weights, if there are any; `own` is each image's own share."""
     changed: Example = {}
     if labels is not None:
-        leaves = keras.tree.flatten(labels)
-        pairs = zip(leaves, weights_of(leaves, weights), strict=True)
-        found = [
-            mix(label, share_of_label(weight, own, partners), partners) for label, weight in pairs
-        ]
-        changed["labels"] = keras.tree.pack_sequence_as(labels, found)
-    if weights is not None:
-        changed["sample_weights"] = keras.tree.map_structure(
-            lambda leaf: None if leaf is None else mix(leaf, own, partners), weights
+        share = share_of_label(weights, own, partners)
+        changed["labels"] = keras.tree.map_structure(
+            lambda label: mix(label, share, partners), labels
         )
+    if weights is not None:
+        changed["sample_weights"] = mix(weights, own, partners)
     return changed
 
 
@@ -110,7 +106,7 @@ def mix(values: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
     return share * values + (1 - share) * tf.gather(values, partners)
 
 
-def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
+def share_of_label(weight: tf.Tensor | None, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
     """The share of an image's own label in the mixed label."""
     if weight is None:
         return own
@@ -121,32 +117,18 @@ def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tenso
     return tf.where(total == 0, own, own * weight / safe)
 
 
-def weights_of(labels: list, weights: Any) -> list:
-    """The weights of each label: one for all of them, or one for each."""
-    if isinstance(weights, dict) and "labels" in weights:
-        weights = weights["labels"]
-    leaves = keras.tree.flatten(weights)
-    if len(leaves) == 1:
-        return leaves * len(labels)
-    if len(leaves) == len(labels):
-        return leaves
-    raise value_error(
-        f"{len(labels)} labels came with {len(leaves)} sample weights.",
-        "Expected one for all labels, or one for each.",
-        sample_weights=keras.tree.map_structure(lambda leaf: tuple(leaf.shape), weights),
-    )
-
-
-def as_float(weights: Any) -> Any:
-    """Sample weights as tensors of floats."""
-
-    def convert(weight: Any) -> Any:
-        if weight is None:
-            return None
-        weight = tf.convert_to_tensor(weight)
-        return weight if weight.dtype.is_floating else tf.cast(weight, tf.float32)
-
-    return keras.tree.map_structure(convert, weights)
+def as_float(weights: Any) -> tf.Tensor | None:
+    """Sample weights as floats."""
+    if weights is None:
+        return None
+    if keras.tree.is_nested(weights):
+        raise value_error(
+            "Each label came with a sample weight of its own.",
+            "Expected one for all labels of an image, which `Mix` mixes with them.",
+            sample_weights=keras.tree.map_structure(lambda leaf: tuple(leaf.shape), weights),
+        )
+    weights = tf.convert_to_tensor(weights)
+    return weights if weights.dtype.is_floating else tf.cast(weights, tf.float32)
 
 
 def align_axes(share: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

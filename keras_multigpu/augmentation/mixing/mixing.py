@@ -35,10 +35,11 @@ class Mix(AugmentationLayer):
     does `epoch(shard=)` if it reads even numbers of rows. Shuffle the examples, because neighbours
     are often of one class.
 
-    With sample weights, a mixture's loss is that of its two parts, by share and weight, if the loss
-    is linear in the label, as cross-entropy is. Rows of weight zero are not mixed. To weight
-    classes, use `Batches(balance="class_weight")`, whose weights are mixed with the labels;
-    `fit(class_weight=)` comes after the mix and gives a mixture the weight of its larger share.
+    With sample weights, one for each image, a mixture's loss is that of its two parts, by share and
+    weight, if the loss is linear in the label, as cross-entropy is. Rows of weight zero are not
+    mixed. To weight classes, use `Batches(balance="class_weight")`, whose weights are mixed with
+    the labels; `fit(class_weight=)` comes after the mix and gives a mixture the weight of its
+    larger share.
 
     Segmentation masks get the box, too, if images are not blended; labels may then be absent.
 

@@ -17,13 +17,6 @@ def as_array(leaf: Any) -> np.ndarray | None:
     """An array, tensor or table as a NumPy array, which stays memory-mapped."""
     if leaf is None:
         return None
-    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "tocsr"):
-        raise value_error(
-            "Ragged and sparse arrays are not supported.",
-            "Expected arrays whose examples all have one shape.",
-            "Pad it, or pass a `tf.data.Dataset` to `from_dataset`.",
-            type=type(leaf).__name__,
-        )
     try:
         array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     except (TypeError, ValueError) as error:

@@ -1,7 +1,6 @@
 """The images of a folder with their labels, as a source."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,8 +14,9 @@ from keras_multigpu.data.decoding.formats import EXTENSIONS
 from keras_multigpu.data.pipeline.damage import is_of_machine, unread
 from keras_multigpu.data.sources.file_table import FileTable
 from keras_multigpu.data.sources.image_files import ImageFiles
+from keras_multigpu.data.sources.labelling import class_targets
 from keras_multigpu.data.sources.packed_folder import PackedFolder, shards_of
-from keras_multigpu.data.sources.targets import LABEL_MODES, ClassTargets
+from keras_multigpu.data.sources.targets import LABEL_MODES, ArrayTargets, of_classes
 
 # Many threads help with slow disks, such as network drives. On a local disk, one thread finds
 # 48,000 files in 16 folders as fast as many do, in 0.05 s.
@@ -59,11 +59,9 @@ def image_folder(
     targets = None
     if classes is not None and label_mode is not None:
         numbers = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
-        targets = ClassTargets(numbers, label_mode, classes)
+        targets = of_classes(numbers, label_mode, classes)
     elif labels is not None and label_mode is not None:
-        numbers = check_labels(labels, len(files), path)
-        names = [str(number) for number in range(int(numbers.max()) + 1)]
-        targets = ClassTargets(numbers, label_mode, names)
+        targets = given_classes(labels, label_mode, len(files), path)
     height, width, _ = decoder.shape
     return ImageFiles(files, decoder, targets, name=f"{path}, {height}x{width}")
 
@@ -89,7 +87,7 @@ def choose_classes(path: Folder, class_names: Sequence[str] | None) -> list[str]
     return chosen
 
 
-def check_labels(labels: Any, count: int, path: str) -> np.ndarray:
+def given_classes(labels: Any, label_mode: str, count: int, path: str) -> ArrayTargets:
     numbers = np.asarray(labels)
     if numbers.ndim != 1 or len(numbers) != count:
         raise value_error(
@@ -101,16 +99,9 @@ def check_labels(labels: Any, count: int, path: str) -> np.ndarray:
             labels=shorten(labels, 100),
             path=path,
         )
-    if numbers.dtype.kind not in "iu" or numbers.min() < 0:
-        raise value_error(
-            "`labels` has entries that are not class numbers.",
-            "Expected the integers 0, 1, 2, ...",
-            "Use `from_files`, which also takes class names, numbers to predict, and several "
-            "labels for each image.",
-            dtype=str(numbers.dtype),
-            first=numbers[:5].tolist(),
-        )
-    return numbers.astype(np.int32)
+    targets = class_targets(numbers, label_mode, None)
+    targets.class_names = [str(number) for number in range(int(numbers.max()) + 1)]
+    return targets
 
 
 def require_folder(path: str) -> None:
@@ -119,39 +110,30 @@ def require_folder(path: str) -> None:
         is_directory = not is_file
     else:
         is_file, is_directory = os.path.exists(path), os.path.isdir(path)
-    if is_directory:
-        return
-    if is_file:
-        what, fix = "The path is a file.", "For a list or a table of files use `from_files`."
-    elif re.match(r"[a-z0-9+.-]+:/\w", path):
-        what, fix = "The path is an address with one slash.", "Pass it as a text: `Path` drops one."
-    else:
-        what, fix = "The path does not exist.", "Check its spelling."
-    raise value_error(
-        what,
-        "Expected a folder of images.",
-        fix,
-        path=path,
-        working_folder=os.getcwd(),
-    )
+    if not is_directory:
+        raise value_error(
+            f"The path {'is a file' if is_file else 'does not exist'}.",
+            "Expected a folder of images.",
+            "For a list or a table of files use `from_files`."
+            if is_file
+            else "Check its spelling; an address is passed as a text, since `Path` drops a slash.",
+            path=path,
+            working_folder=os.getcwd(),
+        )
 
 
 def no_images(path: Folder, classes: list[str] | None) -> ValueError:
+    where = "the folder" if classes is None else f"the {len(classes)} class folders"
     directly = images_directly_in(path)
-    fix = "Check the path."
-    if classes is None:
-        what = "There are no images in the folder."
-    elif directly:
-        what = f"The folder holds {directly} images, but none in subfolders."
-        fix = "Pass labels=None, a list of labels, or the parent folder if this one is a class."
-    elif not classes:
-        what = "The folder has no subfolders."
-    else:
-        what = f"There are no images in the {len(classes)} class folders."
-    where = "" if classes is None else " in a subfolder for each class"
-    expected = f"Expected images ({', '.join(EXTENSIONS)}){where}."
-    received = {} if classes is None else {"subfolders": classes[:20]}
-    return value_error(what, expected, fix, path=str(path), **received)
+    return value_error(
+        f"There are no images in {where}{f', and {directly} beside them' if directly else ''}.",
+        f"Expected images ({', '.join(EXTENSIONS)}), in a subfolder for each class unless labels "
+        "are given.",
+        "Check the path; or pass labels=None, a list of labels, or the parent folder if this one "
+        "is a class.",
+        path=str(path),
+        subfolders=(classes or [])[:20],
+    )
 
 
 def warn_of_unused_images(path: Folder) -> None:

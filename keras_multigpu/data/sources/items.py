@@ -1,4 +1,4 @@
-"""`Items`: items read by number from any object with a length, or from a table."""
+"""`Items`: items read by number from any object with a length."""
 
 import abc
 from collections.abc import Mapping
@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import type_error, value_error
-from keras_multigpu.identities import identify_array
 
 
 class Items(abc.ABC):
@@ -75,52 +74,20 @@ class AnyItems(Items):
         return {"kind": self.name, "version": self._version}
 
 
-class TableItems(Items):
-    """The rows of a pandas table, each a dict with an entry for each column; or a series."""
-
-    def __init__(self, table: Any, version: Any) -> None:
-        self.name = type(table).__name__
-        self._table = table
-        self._version = version
-        # A pandas row would convert all columns to one type.
-        self._columns = (
-            {name: table[name].to_numpy() for name in table.columns}
-            if hasattr(table, "columns")
-            else table.to_numpy()
-        )
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def get(self, index: int) -> Any:
-        if isinstance(self._columns, dict):
-            return {name: column[index] for name, column in self._columns.items()}
-        return self._columns[index]
-
-    def identity(self, exact: bool) -> dict[str, Any]:
-        columns = keras.tree.map_structure(
-            lambda each: identify_array(each, whole=exact), self._columns
-        )
-        return {"kind": self.name, "version": self._version, "columns": columns}
-
-
-def as_items(source: Any, version: Any) -> Items:
-    # In pandas, `len` counts rows and `[]` selects columns.
-    return (TableItems if hasattr(source, "iloc") else AnyItems)(source, version)
-
-
 def require_items(source: Any) -> None:
     """Raise a `TypeError` unless an object has numbered items."""
     try:
         numbered = len(source) >= 0 and hasattr(source, "__getitem__")
     except TypeError:
         numbered = False
-    if not numbered or isinstance(source, keras.utils.PyDataset | tf.data.Dataset | Mapping):
+    # In pandas, `len` counts rows and `[]` selects columns.
+    others = keras.utils.PyDataset | tf.data.Dataset | Mapping
+    if not numbered or hasattr(source, "iloc") or isinstance(source, others):
         raise type_error(
             "`source` does not offer its items by number.",
             "Expected an object with a length whose item number i is `source[i]`.",
             "Use `from_flow` for generators and other batches, `from_dataset` for a "
-            "`tf.data.Dataset`, and `from_arrays` for a dict of arrays. Otherwise choose one entry "
-            "of a dict, or pass the `dataset` of a loader.",
+            "`tf.data.Dataset`, `from_arrays` for a dict of arrays. Pass a pandas table as "
+            "`table.to_dict('records')`, one entry of a dict, or the `dataset` of a loader.",
             source=type(source).__name__,
         )

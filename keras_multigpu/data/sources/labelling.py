@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import require_choice, shorten, value_error
-from keras_multigpu.data.sources.targets import LABEL_MODES, ClassTargets, ValueTargets
+from keras_multigpu.data.sources.targets import LABEL_MODES, ArrayTargets, of_classes
 
 TASKS = ("classification", "multi_label", "regression", "mask")
 SEPARATOR = "|"
@@ -25,34 +25,37 @@ def require_task(task: str, label_mode: str | None) -> None:
         )
 
 
-def labels_as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -> np.ndarray:
+def labels_as_array(
+    labels: Any, paths: Sequence[str], what: str = "labels", *, may_be_empty: bool = False
+) -> np.ndarray:
     """Labels as an array of numbers, or of objects that are all texts or all tuples of texts.
 
     Args:
         labels: A label for each file.
         paths: The files, to name one whose label is missing.
+        what: What messages call them.
         may_be_empty: Whether an empty text is a label, that of an image without any class.
     """
     try:
         array = plain_array(labels)
     except (ValueError, TypeError, KeyError) as error:
         raise value_error(
-            f"The labels cannot be put into one array: {error}.",
-            "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
-            "of names, or paths of masks.",
-            labels=shorten(labels, 100),
+            f"The {what} cannot be put into one array: {error}.",
+            "Expected one kind: numbers, lists of equally many numbers, names, lists of names, or "
+            "paths of masks.",
+            **{what: shorten(labels, 100)},
         ) from error
     missing = missing_in(array, may_be_empty)
     if np.any(missing):
         row = int(np.argmax(missing))
         is_number = array.dtype != object and not np.isnan(array[row]).any()
-        what = "infinite" if is_number else "missing"
+        wrong = "infinite" if is_number else "missing"
         raise value_error(
-            f"{int(np.sum(missing))} of {len(array)} labels are {what}, the first that of "
+            f"{int(np.sum(missing))} of {len(array)} {what} are {wrong}, the first that of "
             f"{paths[row]!r}.",
-            "Expected a label for each file.",
+            "Expected one for each file.",
             row=row,
-            label=array[row],
+            found=array[row],
         )
     return array
 
@@ -92,12 +95,12 @@ def plain_array(labels: Any) -> np.ndarray:
 
 def class_targets(
     labels: np.ndarray, label_mode: str, class_names: Sequence[str] | None
-) -> ClassTargets:
+) -> ArrayTargets:
     """One class for each file; without `class_names`, names are numbered in sorted order."""
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype == object and all(isinstance(label, str) for label in labels):
         names = sorted(set(labels)) if names is None else names
-        return ClassTargets(class_numbers(labels, names), label_mode, names)
+        return of_classes(class_numbers(labels, names), label_mode, names)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min() < 0:
         raise value_error(
             "Some labels are not class numbers.",
@@ -112,7 +115,7 @@ def class_targets(
             "Expected a name for each number, counted from zero.",
             class_names=class_names,
         )
-    return ClassTargets(labels, label_mode, names)
+    return of_classes(labels, label_mode, names)
 
 
 def mask_paths(labels: np.ndarray) -> list[str]:
@@ -125,7 +128,7 @@ def mask_paths(labels: np.ndarray) -> list[str]:
     return labels.tolist()
 
 
-def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | None) -> ValueTargets:
+def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | None) -> ArrayTargets:
     """Several labels (0 and 1, or names) or numbers to predict for each file, as `float32`."""
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype != object:
@@ -138,7 +141,7 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
                 first=labels[:2].tolist(),
             )
         values = labels.astype(np.float32)
-        return ValueTargets(values) if task == "regression" else class_columns(values, names)
+        return ArrayTargets(values) if task == "regression" else class_columns(values, names)
     if task == "regression":
         raise value_error(
             "The labels are text.",
@@ -159,10 +162,10 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
     return class_columns(matrix, names)
 
 
-def class_columns(matrix: np.ndarray, names: list[str] | None) -> ValueTargets:
+def class_columns(matrix: np.ndarray, names: list[str] | None) -> ArrayTargets:
     """A column for each class. If each row has exactly one class, classes can be balanced."""
     is_single = matrix.shape[1] > 1 and (matrix.sum(axis=1) == 1).all()
-    return ValueTargets(matrix, names, matrix.argmax(axis=1) if is_single else None)
+    return ArrayTargets(matrix, names, matrix.argmax(axis=1) if is_single else None)
 
 
 def class_numbers(labels: np.ndarray, names: list[str]) -> np.ndarray:

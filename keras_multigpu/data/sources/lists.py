@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.addresses import exists, is_address, join, open_address, split_path
+from keras_multigpu.data.addresses import exists, fetch, is_address, join, split_path
 from keras_multigpu.data.sources.file_table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -85,7 +85,7 @@ class CsvTable:
     def __init__(self, path: str) -> None:
         line = 1
         rows: list[list[str]] = []
-        binary: Any = open_address(path) if is_address(path) else open(path, "rb")
+        binary: Any = io.BytesIO(fetch(path)) if is_address(path) else open(path, "rb")
         # "utf-8-sig" accepts the byte order mark that Excel writes.
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=_DELIMITERS[os.path.splitext(path)[1].lower()])

@@ -1,32 +1,39 @@
-"""Finds shards of records, and keeps an index of each in the user's cache folder."""
+"""TFRecord files, read in any order through an index of each, which the user's cache folder keeps.
 
+Making an index takes one pass over the heads of the records; their content is not read.
+"""
+
+import fnmatch
 import glob
 import hashlib
 import json
 import logging
 import os
-import weakref
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import os_error, value_error
+from keras_multigpu.checks import error_of, os_error, value_error
 from keras_multigpu.data import addresses
-from keras_multigpu.data.addresses import RemoteFile, is_address
-from keras_multigpu.data.sources.file_table import FileTable, digest_of
+from keras_multigpu.data.addresses import is_address
+from keras_multigpu.data.pipeline.damage import DamagedExample
+from keras_multigpu.data.sources.file_table import FileTable, digest_of, state_of_file
 from keras_multigpu.data.sources.items import Items
-from keras_multigpu.data.sources.record_file import HEAD, File, Shard, begins_record, index_of
 from keras_multigpu.writing import CAREFULLY, write_whole
 
 # Raise it when the form of the index changes.
-VERSION = 1
+VERSION = 2
 
 # How many bytes of a shard are compared, besides its size and time, to tell if an index fits.
 BEGINNING = 4096
+
+# The head of a record is its length and the checksum of that. The record's own checksum follows it.
+HEAD = 12
+AROUND = HEAD + 4
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -38,7 +45,7 @@ class Shards(Items):
         self._paths = paths
         unwritten: list[OSError] = []
         with ThreadPoolExecutor(threads) as pool:
-            self._shards = list(pool.map(lambda path: open_shard(path, unwritten), paths))
+            self._starts = list(pool.map(lambda path: index_of(path, unwritten), paths))
         if unwritten:
             logger.warning(
                 "%s of %s indices could not be stored (%s), so each run makes them again. Set "
@@ -47,9 +54,8 @@ class Shards(Items):
                 len(paths),
                 unwritten[0],
             )
-        self._ends = np.cumsum([len(shard) for shard in self._shards])
-        count = "1 shard" if len(paths) == 1 else f"{len(paths)} shards"
-        self.name = os.path.basename(paths[0]) if len(paths) == 1 else count
+        self._ends = np.cumsum([len(starts) - 1 for starts in self._starts])
+        self.name = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} shards"
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -59,35 +65,30 @@ class Shards(Items):
         shard = int(np.searchsorted(self._ends, index, side="right"))
         return shard, index - int(self._ends[shard - 1] if shard else 0)
 
-    def get(self, index: int) -> Any:
-        number, record = self._place(index)
-        shard = self._shards[number]
-        file: File = RemoteFile(shard.path) if is_address(shard.path) else LocalFile(shard.path)
-        return shard.read(file, record)
+    def get(self, index: int) -> bytes:
+        shard, number = self._place(index)
+        start, end = self._starts[shard][number : number + 2].tolist()
+        found = read_part(self._paths[shard], start, end)
+        if not begins_record(found[:HEAD]):
+            after = end - start - HEAD
+            raise DamagedExample(f"its length is damaged, so {after} bytes after it are lost")
+        if len(found) != AROUND + int.from_bytes(found[:8], "little"):
+            raise DamagedExample("its shard ends within it, or has changed since it was indexed")
+        content = found[HEAD:-4]
+        if masked_crc(content) != int.from_bytes(found[-4:], "little"):
+            raise DamagedExample("its checksum differs")
+        return content
 
     def item_name(self, index: int) -> str:
-        number, record = self._place(index)
-        return self._shards[number].name_of(record)
+        shard, number = self._place(index)
+        return f"record {number} of {self._paths[shard]}"
 
     def identity(self, exact: bool) -> dict[str, Any]:
         table = FileTable(map(addresses.split_path, self._paths))
         return {"shards": digest_of(table, exact)}
 
 
-class LocalFile:
-    """A file on a disk, closed when it is no longer referenced."""
-
-    def __init__(self, path: str) -> None:
-        self._number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        weakref.finalize(self, os.close, self._number)
-
-    def pread(self, size: int, start: int) -> bytes:
-        return os.pread(self._number, size, start)
-
-    def state(self) -> tuple[int, str]:
-        """Its size, and a text that changes with its content."""
-        status = os.fstat(self._number)
-        return status.st_size, str(status.st_mtime_ns)
+# Finding shards.
 
 
 def find_shards(paths: Any) -> list[str]:
@@ -106,7 +107,7 @@ def find_shards(paths: Any) -> list[str]:
             "Expected files whose names contain .tfrecord.",
             paths=paths,
         )
-    twice = len(found) - len({absolute(path) for path in found})
+    twice = len(found) - len(set(map(place_of, found)))
     if twice:
         raise value_error(
             f"{twice} shards are named twice.",
@@ -117,35 +118,55 @@ def find_shards(paths: Any) -> list[str]:
 
 
 def shards_at(path: str) -> list[str]:
+    names = [""]  # A file.
     if is_address(path):
-        if glob.has_magic(path):
-            return addresses.find_matching(path)
+        folder, pattern = addresses.split_path(path)
+        if glob.has_magic(pattern):
+            names = [entry.name for entry in addresses.entries(folder) if not entry.folder]
+            return [os.path.join(folder, name) for name in sorted(fnmatch.filter(names, pattern))]
         names = sorted(entry.name for entry in addresses.entries(path) if not entry.folder)
     elif os.path.isdir(path):
         names = sorted(os.listdir(path))
-    elif os.path.exists(path) or not glob.has_magic(path):
-        names = [""]
-    else:
+    elif glob.has_magic(path) and not os.path.exists(path):
         return [each for each in sorted(glob.glob(path, recursive=True)) if os.path.isfile(each)]
-    if names == [""]:  # A file.
+    if names == [""]:
         return [path]
-    return [os.path.join(path, name) for name in names if is_shard(name)]
+    # Compressed shards are refused later.
+    shards = (name for name in names if ".tfrecord" in name and not name.startswith("."))
+    return [os.path.join(path, name) for name in shards]
 
 
-def absolute(path: str) -> str:
+def place_of(path: str) -> str:
     return path if is_address(path) else os.path.abspath(path)
 
 
-def is_shard(name: str) -> bool:
-    # Compressed shards are refused later.
-    return not name.startswith(".") and ".tfrecord" in name
+# Records and their index.
 
 
-def open_shard(path: str, unwritten: list[OSError]) -> Shard:
-    """A shard with its index, which is made unless a stored one still fits."""
+def open_local(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe must not block.
+
+
+def read_part(path: str, start: int, end: int) -> bytes:
+    if is_address(path):
+        return addresses.fetch(path, start, end)
+    file = open_local(path)
     try:
-        file = addresses.SequentialFile(path) if is_address(path) else LocalFile(path)
-        (size, version), beginning = file.state(), file.pread(BEGINNING, 0)
+        return os.pread(file, end - start, start)
+    finally:
+        os.close(file)
+
+
+def index_of(path: str, unwritten: list[OSError]) -> np.ndarray:
+    """Where each record starts, and where the last one ends; read anew unless a stored one fits."""
+    try:
+        if is_address(path):
+            return load_or_make(path, addresses.SequentialFile(path).read, unwritten)
+        file = open_local(path)
+        try:
+            return load_or_make(path, lambda start, size: os.pread(file, size, start), unwritten)
+        finally:
+            os.close(file)
     except addresses.Unreachable:
         raise
     except OSError as error:
@@ -155,31 +176,47 @@ def open_shard(path: str, unwritten: list[OSError]) -> Shard:
             "Expected a file, a folder or a pattern that finds some.",
             path=path,
         ) from error
-    digest = hashlib.sha256(beginning).hexdigest()[:32]
-    about = json.dumps([VERSION, size, version, digest])
-    place = index_path(path)
+
+
+def load_or_make(
+    path: str, read: Callable[[int, int], bytes], unwritten: list[OSError]
+) -> np.ndarray:
+    state, beginning = state_of_file(path), read(0, BEGINNING)
     require_records(path, beginning)
+    digest = hashlib.sha256(beginning).hexdigest()[:32]
+    about = json.dumps([VERSION, state, digest])
+    place = index_path(path)
     starts = load_index(place, about)
     if starts is None:
-        starts = index_of(file, size)
+        starts = find_records(read, int(state.partition(" ")[0]))
         try:
-            store_index(place, about, starts)
+            with write_whole(place) as partial, partial.open("wb") as file:
+                np.savez(file, about=np.array(about), starts=starts)
         except OSError as error:
             unwritten.append(error)
-    return Shard(path, starts)
+    return starts
+
+
+def find_records(read: Callable[[int, int], bytes], size: int) -> np.ndarray:
+    """The index of a file.
+
+    The last record may be unreadable: cut off by the end of the file, or with a damaged length, so
+    that all that follows it is lost.
+    """
+    starts = [0]
+    while starts[-1] < size:
+        head = read(starts[-1], HEAD)
+        end = starts[-1] + AROUND + int.from_bytes(head[:8], "little")
+        starts.append(min(end, size) if begins_record(head) else size)
+    return np.array(starts, np.int64)
 
 
 def index_path(path: str) -> Path:
     """Not beside the shard, where the user did not ask for a file."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     # Shards in different folders may have the same name.
-    key = hashlib.sha256(absolute(path).encode(errors="surrogateescape")).hexdigest()[:16]
+    key = hashlib.sha256(place_of(path).encode(errors="surrogateescape")).hexdigest()[:16]
     return cache / "keras_multigpu" / "records" / f"{key}.index.npz"
-
-
-def store_index(place: Path, about: str, starts: np.ndarray) -> None:
-    with write_whole(place) as partial, partial.open("wb") as file:
-        np.savez(file, about=np.array(about), starts=starts)
 
 
 def load_index(place: Path, about: str) -> np.ndarray | None:
@@ -212,3 +249,29 @@ def require_records(path: str, beginning: bytes) -> None:
         path=path,
         begins=beginning[:16],
     )
+
+
+def begins_record(head: bytes) -> bool:
+    """Whether some bytes are the head of a record."""
+    return len(head) == HEAD and masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
+
+
+def masked_crc(content: bytes) -> int:
+    """The checksum of some bytes in the form that TFRecord files store."""
+    from google_crc32c import value
+
+    crc: int = value(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def require_crc() -> None:
+    try:
+        import google_crc32c  # noqa: F401
+    except ImportError as error:
+        raise error_of(
+            ImportError,
+            "The package google-crc32c is not installed.",
+            "Expected it to verify the records of TFRecord files.",
+            "Run `pip install google-crc32c`, or read them with `tf.data` and `from_dataset`.",
+            package="google-crc32c",
+        ) from error

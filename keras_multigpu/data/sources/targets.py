@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.identities import identify_array
 
@@ -37,61 +37,42 @@ class Targets(abc.ABC):
         """As `Source.identity`."""
 
 
-class ClassTargets(Targets):
-    """One class for each example, in Keras's form for each `label_mode`."""
-
-    def __init__(
-        self, labels: np.ndarray, label_mode: str, class_names: list[str] | None = None
-    ) -> None:
-        require_choice("label_mode", label_mode, LABEL_MODES)
-        self.labels = np.asarray(labels, np.int32)
-        self.class_names = class_names
-        self._mode = label_mode
-        self._classes = len(class_names) if class_names else int(self.labels.max(initial=-1)) + 1
-        if label_mode == "binary" and self._classes != 2:
-            raise value_error(
-                f"There are {self._classes} classes.",
-                'Expected exactly two for label_mode="binary".',
-                'Choose two with `class_names`, or pass label_mode="int".',
-                class_names=class_names,
-            )
-        shapes = {"int": (), "categorical": (self._classes,), "binary": (1,)}
-        self.spec = tf.TensorSpec(
-            shapes[label_mode], tf.int32 if label_mode == "int" else tf.float32
-        )
-
-    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        assert self.labels is not None
-        labels = self.labels[indices]
-        if self._mode == "categorical":
-            out[...] = 0
-            out[np.arange(len(labels)), labels] = 1
-        else:
-            out[...] = labels.reshape(out.shape)
-        return []
-
-    def identity(self, exact: bool = False) -> dict[str, Any]:
-        labels = identify_array(self.labels, whole=exact)
-        return {"mode": self._mode, "classes": self._classes, "labels": labels}
-
-
-class ValueTargets(Targets):
-    """An array of numbers for each example: several labels, or regression targets."""
+class ArrayTargets(Targets):
+    """A number or an array of them for each file; or with `classes` a one at each class number."""
 
     def __init__(
         self,
         values: np.ndarray,
         class_names: list[str] | None = None,
         labels: np.ndarray | None = None,
+        classes: int | None = None,
     ) -> None:
-        self._values = values
-        self.class_names = class_names
-        self.spec = tf.TensorSpec(values.shape[1:], values.dtype)
-        self.labels = labels
+        self._values, self._classes = values, classes
+        self.class_names, self.labels = class_names, labels
+        shape, dtype = ((classes,), np.float32) if classes else (values.shape[1:], values.dtype)
+        self.spec = tf.TensorSpec(shape, dtype)
 
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        out[...] = self._values[indices]
+        values = self._values[indices]
+        # One-hot rows of all files would take much memory.
+        out[...] = values[:, None] == np.arange(self._classes) if self._classes else values
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        return {"values": identify_array(self._values, whole=exact)}
+        values = identify_array(self._values, whole=exact)
+        return {"values": values, "classes": self._classes}
+
+
+def of_classes(labels: np.ndarray, label_mode: str, names: list[str] | None) -> ArrayTargets:
+    """The class of each file in Keras's form for each `label_mode`."""
+    numbers = np.asarray(labels, np.int32)
+    count = len(names) if names else int(numbers.max(initial=-1)) + 1
+    if label_mode == "binary" and count != 2:
+        raise value_error(
+            f"There are {count} classes.",
+            'Expected exactly two for label_mode="binary".',
+            'Choose two with `class_names`, or pass label_mode="int".',
+            class_names=names,
+        )
+    values = numbers[:, None].astype(np.float32) if label_mode == "binary" else numbers
+    return ArrayTargets(values, names, numbers, count if label_mode == "categorical" else None)

@@ -30,7 +30,6 @@ class Features:
         self,
         info: Any,
         chosen: Any,
-        as_supervised: bool,
         image_size: Any,
         color_mode: str | None,
         **decoding: Any,
@@ -42,7 +41,7 @@ class Features:
                 image_size=image_size,
             )
         self._connectors = dict(info.features.items())
-        self.keys = choose_keys(info, chosen, as_supervised)
+        self.keys = choose_keys(info, chosen)
         self.names = [name for name in keras.tree.flatten(self.keys) if name is not None]
         for name in self.names:
             if name not in self._connectors:
@@ -147,7 +146,7 @@ def fill_in(keys: Any, values: dict[str, Any]) -> Any:
     return None if keys is None else values[keys]
 
 
-def choose_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
+def choose_keys(info: Any, chosen: Any) -> Any:
     """`(x, y, sample_weight)` as names of features."""
     if chosen is not None:
         if not isinstance(chosen, tuple | list) or not 1 <= len(chosen) <= 3:
@@ -158,14 +157,12 @@ def choose_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
                 features=chosen,
             )
         return (*chosen, None, None)[:3]
-    if not as_supervised:
-        return {name: name for name in info.features}, None, None
     if not info.supervised_keys:
         raise value_error(
             f"{info.name} does not say which features are inputs and which are targets.",
             f"Expected a choice among {', '.join(info.features)}.",
-            "Pass features=(x, y), or as_supervised=False for a dict of all features.",
-            as_supervised=as_supervised,
+            "Pass features=(x, y).",
+            features=chosen,
         )
     return (*info.supervised_keys, None)[:3]
 

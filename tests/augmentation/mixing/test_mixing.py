@@ -204,45 +204,26 @@ def test_integer_weights_are_blended_as_floats():
     assert result["sample_weights"].tolist() == [2.5, 2, 1, 1]
 
 
-def test_each_of_several_labels_is_mixed_by_its_own_weight():
-    """With only one weight, it counts for all labels."""
-    first, second = np.array([1.0, 2, 1, 1], "f4"), np.array([4.0, 1, 0, 3], "f4")
-    labels = {"a": LABELS, "b": (np.array([0, 2, 1, 1]), np.arange(4, dtype="float32"))}
-    alone = [
-        mixed(Mix(cut_mix=None, num_classes=classes), labels=label, sample_weights=weight)
-        for label, weight, classes in (
-            (LABELS, first, 3),
-            (labels["b"][0], second, 3),
-            (labels["b"][1], second, None),
-        )
-    ]
-    weights = {"a": first, "b": (second, second)}
-    result = mixed(Mix(cut_mix=None, num_classes=3), labels=labels, sample_weights=weights)
-    np.testing.assert_array_equal(result["labels"]["a"], alone[0]["labels"])
-    np.testing.assert_array_equal(result["labels"]["b"][0][:2], alone[1]["labels"][:2])
-    np.testing.assert_array_equal(result["labels"]["b"][1][:2], alone[2]["labels"][:2])
-    np.testing.assert_array_equal(result["sample_weights"]["a"], alone[0]["sample_weights"])
-    # Row 2 has no weight for the second label, so its partner's label is left.
-    assert result["labels"]["b"][1][2:].tolist() == [3, 3]
-    same = mixed(Mix(cut_mix=None, num_classes=3), labels=labels, sample_weights=first)
-    np.testing.assert_array_equal(same["labels"]["a"], alone[0]["labels"])
-    with pytest.raises(ValueError, match="3 labels came with 2 sample weights"):
-        mixed(Mix(cut_mix=None, num_classes=3), labels=labels, sample_weights=(first, second))
+def test_one_weight_counts_for_all_labels():
+    weights = np.array([1.0, 2, 1, 1], "f4")
+    labels = {"a": LABELS, "b": np.arange(4, dtype="float32")}
+    result = mixed(Mix(cut_mix=None), labels=labels, sample_weights=weights)
+    for name, label in labels.items():
+        alone = mixed(Mix(cut_mix=None), labels=label, sample_weights=weights)
+        np.testing.assert_array_equal(result["labels"][name], alone["labels"])
+    with pytest.raises(ValueError, match="a sample weight of its own.*one for all labels"):
+        mixed(Mix(cut_mix=None), labels=labels, sample_weights=(weights, weights))
 
 
-def test_a_label_and_a_mask_are_mixed_with_their_weights_in_a_pipeline():
-    masks = tf.cast(IMAGES > 128, tf.uint8)
-    y = {"label": tf.constant(LABELS), "picture": masks}
-    weight = {"label": tf.constant([1.0, 3, 1, 0]), "picture": tf.constant([1.0, 3, 1, 0])[:, None]}
+def test_labels_masks_and_weights_are_mixed_in_a_pipeline():
+    y = {"label": tf.constant(LABELS), "picture": tf.cast(IMAGES > 128, tf.uint8)}
+    weight = tf.constant([1.0, 3, 1, 0])
     seeds = tf.reshape(tf.range(8), (4, 2))
     x, found, weights = Mix(None).augment_batch(tf.constant(IMAGES), y, weight, seeds, True)
     box = Mix(None).draw(seeds, (3, 5, 1))["box"].numpy()
     own = 1 - (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) / 15
     own[2:] = 1
-    np.testing.assert_allclose(
-        weights["label"], own * [1, 3, 1, 0] + (1 - own) * [3, 1, 0, 1], rtol=1e-6
-    )
-    np.testing.assert_allclose(weights["picture"][:, 0], weights["label"])
+    np.testing.assert_allclose(weights, own * [1, 3, 1, 0] + (1 - own) * [3, 1, 0, 1], rtol=1e-6)
     share = own[0] / (own[0] + 3 * (1 - own[0]))
     np.testing.assert_allclose(found["label"][0], [share, 1 - share, 0], rtol=1e-6)
     np.testing.assert_array_equal(found["picture"], x > 128)

@@ -10,7 +10,7 @@ from keras_multigpu.data import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.sources.file_table import FileTable
 from keras_multigpu.data.sources.image_files import ImageFiles
-from keras_multigpu.data.sources.targets import ClassTargets
+from keras_multigpu.data.sources.targets import of_classes
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_a_million_files_cost_less_than_50_mb():
     tracemalloc.start()
     table = FileTable(zip(folders, names, strict=True))
     labels = np.repeat(np.arange(250, dtype=np.int32), 200)
-    targets = ClassTargets(labels, "categorical", [str(number) for number in range(250)])
+    targets = of_classes(labels, "categorical", [str(number) for number in range(250)])
     source = ImageFiles(table, ImageDecoder((224, 224)), targets, name="many")
     batches = Batches(source, global_batch_size=256)
     retained, peak = tracemalloc.get_traced_memory()

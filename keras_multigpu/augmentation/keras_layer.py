@@ -1,19 +1,25 @@
 """`KerasLayer`: a layer of Keras as a layer of this package."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.batches import from_batch
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, as_dtype
-from keras_multigpu.augmentation.wrapping.wrapped_layer import MOVED, WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals, variable_internals
-from keras_multigpu.seeded_layers import build, call_of, image_by_image, is_keras_cv, seeded
+from keras_multigpu.seeded_layers import (
+    build,
+    call_of,
+    image_by_image,
+    is_keras_cv,
+    require_instance,
+    seeded,
+)
 
 # Layers of Keras that take images alone, but leave every pixel in its place.
 KEEP_PIXELS = (
@@ -25,13 +31,8 @@ KEEP_PIXELS = (
     "Rescaling",
 )
 
-# What Keras 3.15.1 gets wrong, so that targets would no longer fit their images.
-WRONG = {
-    ("RandAugment", "bounding_boxes"): "Keras moves them in another order than the images",
-    ("RandomCrop", "bounding_boxes"): "Keras takes the offset of rows from columns",
-    ("RandomElasticTransform", "segmentation_masks"): "Keras bends them by another draw",
-    ("RandomShear", "bounding_boxes"): "Keras moves them by another shear than the images",
-}
+# What has to follow where pixels move.
+MOVED = ("bounding_boxes", "segmentation_masks")
 
 # What is wrong with a layer, what was expected, and how to fix it.
 Problem = tuple[str, str, str]
@@ -48,19 +49,21 @@ TRIAL = (61, 67, 3)
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
-class KerasLayer(WrappedLayer):
+class KerasLayer(AugmentationLayer):
     """A layer of Keras that, in a pipeline, draws for each image.
 
-    Labels and sample weights stay as they are. Boxes and masks follow the images; if the layer
-    cannot move them, or Keras moves them wrongly, they raise a `ValueError`.
+    Labels and sample weights stay as they are, and masks follow the images. Boxes raise a
+    `ValueError` unless every pixel stays in its place, because Keras moves some of them wrongly:
+    use `RandomGeometry`. So do masks that the layer cannot move.
 
     Args:
         layer: A layer of Keras, or a subclass of one.
         moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow.
-            By default a layer that takes images only is assumed to move pixels, except those of
-            Keras known not to.
+            By default a layer is assumed to move pixels, except those of Keras known not to.
         **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
+
+    settings = ("moves_pixels",)
 
     origin = "Keras"
 
@@ -78,31 +81,78 @@ class KerasLayer(WrappedLayer):
     def __init__(
         self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(layer, moves_pixels, **kwargs)
+        self._require_wrappable(layer)
+        if moves_pixels is not None:
+            require_bool("moves_pixels", moves_pixels)
+        # Whether boxes can follow is checked below, once the wrapped layer is known.
+        box_format = kwargs.pop("bounding_box_format", None)
+        super().__init__(**kwargs)
+        self.wrapped = layer
+        self.moves_pixels = moves_pixels
+        self.bounding_box_format = box_format
+        self._masks_follow = False
+        if box_format is not None:
+            self.require_support("bounding_boxes")
 
-    def require_wrappable(self, wrapped: Any) -> None:
-        foreign = isinstance(wrapped, keras.Layer) and not isinstance(wrapped, AugmentationLayer)
-        if not foreign or is_keras_cv(wrapped) != (self.origin == "keras-cv"):
+    def _require_wrappable(self, layer: Any) -> None:
+        require_instance(layer)
+        foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
+        if not foreign or is_keras_cv(layer) != (self.origin == "keras-cv"):
             raise value_error(
                 f"This is not a layer of {self.origin}.",
                 f"Expected one, or one of your own that extends a layer of {self.origin}.",
-                "Pass other layers and functions to `augmentation.Sequence([...])`, which takes "
-                "all kinds and wraps those that need it.",
-                layer=wrapped,
+                "Pass layers of all kinds to `augmentation.Sequence([...])`, which wraps those "
+                "that need it.",
+                layer=layer,
             )
-        for part in model_internals.layers_of(wrapped):
+        for part in model_internals.layers_of(layer):
             for name in (cls.__name__ for cls in type(part).__mro__):
                 if name in self.refused:
                     what, *rest = self.refused[name]
-                    raise value_error(f"{name} {what}.", *rest, layer=type(wrapped).__name__)
+                    raise value_error(f"{name} {what}.", *rest, layer=type(layer).__name__)
 
-    def obstacle(self, kind: str) -> str | Exception | None:
-        if self.images_suffice:
-            return None
-        if not hasattr(self.wrapped, "transform_bounding_boxes"):
+    @property
+    def title(self) -> str:
+        return type(self.wrapped).__name__
+
+    def get_config(self) -> dict[str, Any]:
+        layer = keras.saving.serialize_keras_object(self.wrapped)
+        return {**super().get_config(), "layer": layer}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "KerasLayer":
+        layer = keras.saving.deserialize_keras_object(config["layer"])
+        return cls(**{**config, "layer": layer})
+
+    def require_support(self, *kinds: str) -> None:
+        moved = [kind for kind in MOVED if kind in kinds]
+        if not moved or self.images_suffice:
+            return
+        reason: str | Exception | None = "only layers of this package move boxes"
+        if moved == ["segmentation_masks"]:
+            # Once, because finding out may trace the layer, which is slow.
+            reason = None if self._masks_follow else self.mask_obstacle()
+            self._masks_follow = reason is None
+        if reason is None:
+            return
+        error = reason if isinstance(reason, Exception) else None
+        text = reason if error is None else f"it raised {type(error).__name__} on a trial"
+        raise value_error(
+            f"{self.title} cannot change `{moved[0]}` along with the images: {text}.",
+            "Expected only layers that can, or examples without them.",
+            "Use a layer of `keras_multigpu.augmentation`, or pass "
+            f"`augmentation.{type(self).__name__}(..., moves_pixels=False)` if every "
+            "pixel stays where it is.",
+            layer=self.name,
+        ) from error
+
+    def mask_obstacle(self) -> str | Exception | None:
+        """Why masks cannot follow the images; None if they can."""
+        if not hasattr(self.wrapped, "transform_segmentation_masks"):
             return "it takes images only"
-        # With a seed, because the trial must not advance the layer's generators.
-        return WRONG.get((self.title, kind)) or trial_error(self._call_seeded, kind)
+        if self.title == "RandomElasticTransform":  # In Keras 3.15.1.
+            return "Keras bends them by another draw"
+        return trial_error(self._call_seeded)
 
     @property
     def images_suffice(self) -> bool:
@@ -112,6 +162,9 @@ class KerasLayer(WrappedLayer):
             kinds = tuple(getattr(keras.layers, name, ()) for name in KEEP_PIXELS)
             return isinstance(self.wrapped, kinds)
         return not self.moves_pixels
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        return {"seeds": seeds}
 
     def change(self, example: Example, drawn: Drawn) -> Example:
         build(self.wrapped, example["images"])
@@ -136,7 +189,7 @@ class KerasLayer(WrappedLayer):
         if not any(leaf.shape.rank == 4 for leaf in keras.tree.flatten(x)):
             return self._change_batch(x, seeds, training), y, weight
         example, back = from_batch(x, y, weight)
-        if self.bounding_box_format is not None or set(MOVED) & example.keys():
+        if self.bounding_box_format is not None or example.keys() & set(MOVED):
             return super().augment_batch(x, y, weight, seeds, training)
         changed = self._change_batch(example["images"], seeds, training)
         return back({**example, "images": as_dtype(changed, self.compute_dtype)})
@@ -170,34 +223,23 @@ class KerasLayer(WrappedLayer):
     def _run(self, data: Any, training: bool) -> Any:
         # This makes a copy; Keras's layers write into the dictionaries they get.
         padded, cut = with_a_row(data)
-        with boxes_as_xyxy(self.wrapped):
-            return cut(call_of(self.wrapped, training)(padded))
+        return cut(call_of(self.wrapped, training)(padded))
 
     def _unpack(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
         """Return what the layer takes, images or a dictionary, and a function for its outputs."""
-        if self.images_suffice or not set(MOVED) & example.keys():
-            images = example["images"]
+        images = example["images"]
+        if self.images_suffice or "segmentation_masks" not in example:
             return images, lambda outputs: {**example, "images": tf.cast(outputs, tf.float32)}
-        data = {"images": example["images"]}
-        if "segmentation_masks" in example:
-            data["segmentation_masks"], masks_back = with_one_mask(example["segmentation_masks"])
-        boxes = example.get("bounding_boxes")
-        if boxes:
-            labels = tf.cast(boxes["labels"], tf.float32)
-            data["bounding_boxes"] = {"boxes": boxes["boxes"], "labels": labels}
+        masks, masks_back = with_one_mask(example["segmentation_masks"])
 
         def back(outputs: Any) -> Example:
-            changed = {**example, "images": tf.cast(outputs["images"], tf.float32)}
-            if "segmentation_masks" in data:
-                changed["segmentation_masks"] = masks_back(outputs["segmentation_masks"])
-            if boxes:
-                moved = outputs["bounding_boxes"]
-                labels = tf.cast(moved["labels"], boxes["labels"].dtype)
-                own = tf.cast(moved["boxes"], tf.float32)
-                changed["bounding_boxes"] = {**boxes, "boxes": own, "labels": labels}
-            return changed
+            return {
+                **example,
+                "images": tf.cast(outputs["images"], tf.float32),
+                "segmentation_masks": masks_back(outputs["segmentation_masks"]),
+            }
 
-        return data, back
+        return {"images": images, "segmentation_masks": masks}, back
 
 
 def with_one_mask(masks: Any) -> tuple[tf.Tensor, Callable[[Any], Any]]:
@@ -211,22 +253,6 @@ def with_one_mask(masks: Any) -> tuple[tf.Tensor, Callable[[Any], Any]]:
         return keras.tree.pack_sequence_as(masks, typed)
 
     return joined, back
-
-
-@contextlib.contextmanager
-def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
-    """Make the layers inside a layer take boxes in this package's format."""
-    parts = [
-        part for part in model_internals.layers_of(layer) if hasattr(part, "bounding_box_format")
-    ]
-    formats = [part.bounding_box_format for part in parts]
-    for part in parts:
-        part.bounding_box_format = "xyxy"
-    try:
-        yield
-    finally:
-        for part, box_format in zip(parts, formats, strict=True):
-            part.bounding_box_format = box_format
 
 
 def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -256,26 +282,22 @@ def replace_size(shape: Shape, after: Any) -> Shape:
     return height, width, channels
 
 
-def trace_call(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
-    """Trace a function of examples and a seed; return its graph and its outputs.
-
-    Args:
-        kinds: The targets to pass with the images.
-    """
-    boxes = {"boxes": tf.TensorSpec((1, 2, 4)), "labels": tf.TensorSpec((1, 2))}
-    targets = {"bounding_boxes": boxes, "segmentation_masks": tf.TensorSpec((1, *TRIAL[:2], 1))}
-    images = tf.TensorSpec((1, *TRIAL))
-    data = {"images": images, **{kind: targets[kind] for kind in kinds}} if kinds else images
+def trace_call(call: Callable[[Any, Any], Any], masks: bool = False) -> tuple[tf.Graph, Any]:
+    """Trace a function of examples and a seed; return its graph and its outputs."""
+    data: Any = tf.TensorSpec((1, *TRIAL))
+    if masks:
+        data = {"images": data, "segmentation_masks": tf.TensorSpec((1, *TRIAL[:2], 1))}
     with tf.init_scope():
+        # With a seed, because the trial must not advance the layer's generators.
         tried = tf.function(lambda data: call(data, tf.zeros([2], tf.int32)), autograph=False)
         function = tried.get_concrete_function(data)
     return function.graph, function.structured_outputs
 
 
-def trial_error(call: Callable[[Any, Any], Any], kind: str) -> Exception | None:
-    """The exception, if any, of a function of examples that gets boxes or masks with the images."""
+def trial_error(call: Callable[[Any, Any], Any]) -> Exception | None:
+    """The exception, if any, of a function of examples that gets masks with the images."""
     try:
-        trace_call(call, kind)
+        trace_call(call, masks=True)
     except Exception as error:
         return error
     return None

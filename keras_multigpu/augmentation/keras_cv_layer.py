@@ -5,8 +5,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
-from keras_multigpu.augmentation.wrapping.keras_layer import (
+from keras_multigpu.augmentation.keras_layer import (
     MIXES,
     TRIAL,
     KerasLayer,
@@ -15,7 +16,6 @@ from keras_multigpu.augmentation.wrapping.keras_layer import (
     trial_error,
     with_a_row,
 )
-from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 
@@ -34,8 +34,7 @@ class KerasCVLayer(KerasLayer):
     """A layer of keras-cv that draws for each image, from the seed.
 
     Labels and sample weights stay as they are, and masks follow the images. If pixels move, boxes
-    raise a `ValueError`, because keras-cv moves some of them wrongly and removes lost ones from the
-    batch; use Keras's layers or `RandomGeometry`. At inference only `Grayscale`, `Rescaling` and
+    raise a `ValueError`: use `RandomGeometry`. At inference only `Grayscale`, `Rescaling` and
     `Resizing` act, because keras-cv has no inference mode.
 
     Args:
@@ -77,12 +76,8 @@ class KerasCVLayer(KerasLayer):
             for new, old in zip(outputs.shape[1:], TRIAL, strict=True)
         )
 
-    def obstacle(self, kind: str) -> str | Exception | None:
-        if self.images_suffice:
-            return None
-        if kind == "bounding_boxes":
-            return "keras-cv moves some of them wrongly, and takes lost ones out of the batch"
-        return trial_error(self._call_seeded, kind)
+    def mask_obstacle(self) -> Exception | None:
+        return trial_error(self._call_seeded)
 
     def change(self, example: Example, drawn: Drawn) -> Example:
         data, back = self._unpack(example)
@@ -108,7 +103,7 @@ class KerasCVLayer(KerasLayer):
         return replace_size(shape, self.new_shape)
 
     # Layers of keras-cv take floats.
-    augment_batch = WrappedLayer.augment_batch
+    augment_batch = AugmentationLayer.augment_batch
 
     def _call_seeded(self, data: Any, seed: tf.Tensor) -> Any:
         # With AutoGraph, because several layers of keras-cv branch on tensors.
