@@ -1,6 +1,5 @@
 """How much memory this process has used, and how much is left to it, in a container too."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +23,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 def machine_memory(root: Path) -> int:
     # MemFree would leave out what the system can free.
     left = read_bytes_of(root / "proc/meminfo", "MemAvailable")
-    if left is not None:
-        return left
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 2**63
+    return 2**63 if left is None else left
 
 
 def cgroup_memory(root: Path) -> Iterator[int]:

@@ -266,15 +266,12 @@ def identify_function(function: Callable[..., Any], inside: Where = ()) -> Any:
         inside: The objects that contain it.
     """
     owner = getattr(function, "__self__", None)
-    wrapper: Any = getattr(function, "__func__", function)
-    function = inspect.unwrap(wrapper)
-    held: dict[str, Any] = {}
-    while wrapper is not function:
-        if is_of_user(file_of(wrapper)):
-            of_wrapper = [code_of(wrapper), find_closed_over(wrapper, function)]
-            held.setdefault("wrapped_in", []).append(of_wrapper)
-        wrapper = wrapper.__wrapped__
+    # A wrapper of the user's contains what it wraps.
+    function = inspect.unwrap(
+        getattr(function, "__func__", function), stop=lambda each: is_of_user(file_of(each))
+    )
     if not is_of_user(file_of(function)):
+        held: dict[str, Any] = {}
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             held["of"] = owner
         if getattr(function, "__closure__", None):
@@ -295,7 +292,6 @@ def identify_function(function: Callable[..., Any], inside: Where = ()) -> Any:
         "closed_over": find_closed_over(function),
         "globals": plain,
         "of": owner,
-        **held,
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}
     return {"function": function.__qualname__, **parts}
@@ -380,15 +376,13 @@ def is_text(node: Any) -> bool:
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
-def find_closed_over(function: Any, but: Any = None) -> list[Any]:
-    """The values that a function closes over, except `but`."""
-    values = []
+def find_closed_over(function: Any) -> list[Any]:
+    """The values that a function closes over."""
+    values: list[Any] = []
     for cell in function.__closure__ or ():
-        value = None
+        values.append(None)
         with contextlib.suppress(ValueError):  # The cell is still empty.
-            value = cell.cell_contents
-        if but is None or value is not but:
-            values.append(value)
+            values[-1] = cell.cell_contents
     return values
 
 

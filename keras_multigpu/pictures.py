@@ -121,8 +121,7 @@ def draw_grid(rows: list[Row], columns: int, heading: str = "") -> Any:
             axes.set_yticks([])
             axes.set_frame_on(False)
         for axes, cell in zip(place, cells, strict=False):
-            axes.imshow(color_mask(cell))
-            axes.autoscale(False)
+            draw_image(axes, cell)
             for x0, y0, x1, y1 in cell.boxes - 0.5:
                 axes.plot([x0, x1, x1, x0, x0], [y0, y0, y1, y1, y0], color=BOX, linewidth=1.6)
             text = "\n".join(textwrap.wrap(cell.text, CHARACTERS, max_lines=MOST_LINES))
@@ -207,24 +206,15 @@ def corners_of(
     return np.asarray(corners)[... if labels is None else labels >= 0]
 
 
-def color_mask(cell: Cell) -> np.ndarray:
-    """The image in RGB, with white behind transparent parts and its mask on top."""
-    from matplotlib import colormaps
-
-    image = cell.image
-    if image.shape[-1] == 2 or image.shape[-1] > 4:
-        image = image[..., :1]
-    if image.shape[-1] == 1:
-        image = np.repeat(image, 3, axis=-1)
-    if image.shape[-1] == 4:
-        image = image[..., :3] * image[..., 3:] + 1 - image[..., 3:]
-    if cell.mask is None:
-        return image
-    # Class 0, the background, is not drawn.
-    colors = colormaps["tab10"](np.array([7, 0, 2, 4, 9, 1, 8, 6, 5, 3]))[:, :3]
-    classes = np.asarray(cell.mask).astype(np.int64)
-    blended = 0.5 * image + 0.5 * colors[classes % len(colors)]
-    return np.where((classes > 0)[..., None], blended, image)
+def draw_image(axes: Any, cell: Cell) -> None:
+    """Draw an image, of two or many channels the first, and its mask on top."""
+    image = cell.image if cell.image.shape[-1] in (3, 4) else cell.image[..., 0]
+    axes.imshow(image, cmap="gray", vmin=0, vmax=1)
+    axes.autoscale(False)
+    if cell.mask is not None:
+        # Class 0, the background, is not drawn.
+        classes = np.ma.masked_equal(cell.mask, 0)
+        axes.imshow(classes % 10, cmap="tab10", vmin=0, vmax=9, alpha=0.5, interpolation="nearest")
 
 
 def value_range(images: np.ndarray) -> tuple[float, float]:

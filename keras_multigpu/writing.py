@@ -67,6 +67,19 @@ def write_whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def try_lock(file: int) -> bool:
+    """Try to lock an open file, which the system unlocks when the process ends in any way."""
+    try:
+        # `flock` locks the open file. `lockf` loses the lock when anything in the process opens and
+        # closes the file, such as a backup.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        logger.info("%s: two processes in one folder are not detected.", error.strerror)
+    return True
+
+
 @contextlib.contextmanager
 def one_at_a_time(lock: Path, waiting_for: str | None) -> Iterator[bool]:
     """Hold a lock file; log a line before waiting for another process.
@@ -76,15 +89,11 @@ def one_at_a_time(lock: Path, waiting_for: str | None) -> Iterator[bool]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT | CAREFULLY, 0o666)
     try:
-        try:
-            # The system releases it when the process ends, however it ends.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_held = try_lock(file)
+        if not is_held and waiting_for is not None:
+            logger.info("Another process %s; waiting for it.", waiting_for)
+            fcntl.flock(file, fcntl.LOCK_EX)
             is_held = True
-        except BlockingIOError:
-            is_held = waiting_for is not None
-            if is_held:
-                logger.info("Another process %s; waiting for it.", waiting_for)
-                fcntl.flock(file, fcntl.LOCK_EX)
         yield is_held
     finally:
         # Removing the file while others wait would let two of them in.

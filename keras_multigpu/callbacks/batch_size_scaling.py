@@ -1,6 +1,5 @@
 """`BatchSizeScaling`: a learning rate that fits the global batch, and batches that grow."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +65,7 @@ class BatchSizeScaling(RateCallback):
         self.max_replica_batch_size = max_replica_batch_size
         self.factor = 1.0
         if schedule is not None:
-            require_growing(schedule)
+            require_schedule(schedule)
         self.schedule = schedule or {}
 
     @property
@@ -108,11 +107,7 @@ class BatchSizeScaling(RateCallback):
         for size in self.schedule.values():
             require_examples(size, run)
         begun = [epoch for epoch in self.schedule if epoch <= run.epoch]
-        if begun:
-            return self.schedule[max(begun)]
-        if self.schedule:
-            require_no_less(min(self.schedule.values()), run.global_batch_size)
-        return None
+        return self.schedule[max(begun)] if begun else None
 
     def _multiply(self, factor: float) -> None:
         # By the change, not from the compiled rate, so that the changes of others stay.
@@ -133,7 +128,7 @@ def is_integer(value: Any, least: int) -> bool:
     return is_whole and value >= least
 
 
-def require_growing(schedule: Any) -> None:
+def require_schedule(schedule: Any) -> None:
     if not (
         isinstance(schedule, dict)
         and schedule
@@ -145,20 +140,6 @@ def require_growing(schedule: Any) -> None:
             "Expected `{epoch: global_batch_size}` with epochs from zero on and positive integers.",
             "Pass for example {30: 1024, 60: 4096}.",
             schedule=schedule,
-        )
-    sizes = [schedule[epoch] for epoch in sorted(schedule)]
-    for before, after in itertools.pairwise(sizes):
-        require_no_less(after, before)
-
-
-def require_no_less(size: int, before: int | None) -> None:
-    if before is not None and size < before:
-        raise value_error(
-            "The batch would shrink.",
-            "Expected sizes that stay or grow: smaller batches need a lower rate and cost "
-            "more steps.",
-            global_batch_size=size,
-            before=before,
         )
 
 

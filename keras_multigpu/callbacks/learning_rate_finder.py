@@ -68,7 +68,7 @@ class LearningRateFinder(RunCallback):
     """
 
     needs = "trial"
-    saved = ("suggested_rate", "lowest_rate", "exploded_rate")
+    saved = ("suggested_rate", "lowest_rate", "exploded_rate", "_searched")
 
     def __init__(
         self,
@@ -91,28 +91,19 @@ class LearningRateFinder(RunCallback):
         self.curve: RateCurve | None = None
         self._rates = np.geomspace(low, high, steps)
         self._rate: Rate
-        self._resumed = False
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The results, so that a resumed run does not search again."""
-        return super().state
-
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        for name in self.saved:
-            setattr(self, name, state[name])
-        self._resumed = True
+        self._searched = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         run = self.run
-        self._rate, self._resumed = Rate(self.model), False
+        self._rate, self._searched = Rate(self.model), False
         run.after_begin(lambda: self._begin(run))
 
     def _begin(self, run: TrainingRun) -> None:
-        if self._resumed:
+        if self._searched:
+            # Restored: a resumed run does not search again.
             return
+        self._searched = True
         first, rates, losses = self._search(run)
         finite = np.isfinite(losses)
         kept = np.array(losses)[finite]

@@ -9,6 +9,7 @@ from helpers.interrupted_runs import assert_same_values, values_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
+from keras_multigpu.callbacks.nan_guard.findings import Facts
 
 
 def network(replicas=None, **compiled):
@@ -156,6 +157,13 @@ def test_the_first_number_that_is_not_finite_is_found(build, x, expected):
     np.testing.assert_array_equal(model.get_weights()[0], before)
 
 
+def test_an_input_explains_a_gradient_only_where_both_are():
+    """The first replica's gradient is not finite either, and its input is."""
+    columns = [("loss", "total"), ("gradient", "a"), ("x", "0"), ("weight", "a")]
+    found = [Facts(np.array([[0, 1, row, 0], [0, 1, 2, 0]]), columns) for row in (0, 1)]
+    assert [facts.cause for facts in found] == ["gradient", "x"]
+
+
 def test_large_gradients_that_are_finite_do_not_count():
     """Squares overflow from 2e19 on; the guard must not report its own arithmetic."""
     model, guard = line(rate=1e-25, loss=Of(lambda y: 1e25 * y)), NaNGuard()
@@ -207,8 +215,10 @@ def test_training_with_a_skipped_step_is_training_without_its_batch():
 
 
 def test_a_later_check_finds_the_same_epoch_and_step():
+    x, y = data(24 + 13, examples=64)
+    x[52] = np.nan
     guard, model = NaNGuard(every_steps=100), network()
-    fit(model, *data(24 + 13, examples=64), guard)
+    fit(model, x, y, guard)
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.position) == (0, 4, 5)
     assert int(model.optimizer.iterations.numpy()) == 4

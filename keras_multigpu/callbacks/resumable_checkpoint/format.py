@@ -24,9 +24,6 @@ PLAIN = (bool, int, float, str, type(None))
 KIND = "kind"
 """The key that marks a JSON object as a value that JSON has no type for."""
 
-DEEPEST = 150
-"""How deep lists and dicts may be nested, so that recursion ends."""
-
 
 class DamagedFile(Exception):
     """A file that is incomplete, or differs from what was written."""
@@ -60,23 +57,16 @@ class Encoded:
         finally:
             archive.fp = None  # After an error, the garbage collector would write to it.
 
-    def _describe(self, value: Any, where: str, depth: int = 0) -> Any:
+    def _describe(self, value: Any, where: str) -> Any:
         if type(value) in PLAIN:
             return value
         if isinstance(value, (np.ndarray, np.generic)):
             return self._name_array(value, where)
-        if depth > DEEPEST:
-            raise TypeError(f"{where[:200]}... is nested deeper than {DEEPEST} lists and dicts")
         if isinstance(value, (list, tuple)):
-            items = [
-                self._describe(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)
-            ]
+            items = [self._describe(item, f"{where}[{n}]") for n, item in enumerate(value)]
             return items if isinstance(value, list) else {KIND: "tuple", "items": items}
         if isinstance(value, dict):
-            pairs = {
-                key: self._describe(item, f"{where}[{key!r}]", depth + 1)
-                for key, item in value.items()
-            }
+            pairs = {key: self._describe(item, f"{where}[{key!r}]") for key, item in value.items()}
             if all(type(key) is str for key in pairs) and KIND not in pairs:
                 return pairs
             keys = [self._describe(key, f"a key of {where}") for key in pairs]
@@ -122,13 +112,11 @@ def decode(file: IO[bytes]) -> Any:
         raise DamagedFile(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
-def rebuild(described: Any, archive: zipfile.ZipFile, unread: set[str], depth: int = 0) -> Any:
+def rebuild(described: Any, archive: zipfile.ZipFile, unread: set[str]) -> Any:
     """Rebuild a tree from its description and from the arrays that are still unread."""
-    if depth > 2 * DEEPEST:  # A tuple, or a dict with keys that are not text, takes two levels.
-        raise DamagedFile("it is nested too deep")
 
     def inner(value: Any) -> Any:
-        return rebuild(value, archive, unread, depth + 1)
+        return rebuild(value, archive, unread)
 
     if isinstance(described, list):
         return [inner(item) for item in described]

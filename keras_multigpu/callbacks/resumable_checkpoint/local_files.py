@@ -6,8 +6,6 @@ killed at any moment leaves the earlier ones intact.
 
 import contextlib
 import errno
-import fcntl
-import logging
 import os
 import socket
 import stat
@@ -16,9 +14,7 @@ from typing import Any
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decode
 from keras_multigpu.checks import value_error
-from keras_multigpu.writing import CAREFULLY
-
-logger = logging.getLogger("keras_multigpu")
+from keras_multigpu.writing import CAREFULLY, try_lock
 
 NOTE = 200
 """The size limit of the note in a lock, in bytes."""
@@ -113,19 +109,6 @@ def open_plain(path: Path, flags: int) -> int:
         os.close(file)
         raise not_plain(path)
     return file
-
-
-def try_lock(file: int) -> bool:
-    """Try to lock a file, which the system unlocks when the process ends in any way."""
-    try:
-        # `flock` locks the open file. `lockf` loses the lock when anything in the process opens and
-        # closes the file, such as a backup.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        logger.info("%s: two runs in one folder are not detected.", error.strerror)
-    return True
 
 
 def close_forked_locks() -> None:

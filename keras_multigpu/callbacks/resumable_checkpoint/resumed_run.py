@@ -251,11 +251,16 @@ def refuse_other_model(
         )
     if len(found["rates"]) != len(rates):
         raise not_a_run(path, "its 'rates' are not those of its optimizers")
-    changed |= changes(found["rates"], rates, "learning_rate")
+    for number, pair in enumerate(zip(found["rates"], rates, strict=True)):
+        changed |= changes(*pair, f"optimizers[{number}].learning_rate")
     if changed:
-        logger.warning(
-            "Since %s was saved, %s. The new values are used.", path, describe_changes(changed)
+        text = describe_changes(changed)
+        if len(rates) == 1:
+            text = text.replace("optimizers[0].", "its ")
+        text = (
+            f"Since {path} was saved, the optimizer has changed: {text}. The new values are used."
         )
+        logger.warning("%s", text)
 
 
 def written_rates(model: keras.Model) -> list[Any]:

@@ -27,9 +27,8 @@ class Throughput(NamedTuple):
         step_flops: The operations of a step of mean size, forward and backward; None if unknown.
         peak_flops: The peak operations per second of the devices; None if unknown.
         verdict: What limits the speed, and what to try.
-        peak_memory: The peak bytes of memory of each device; for a CPU, of its process since it
-            started. Zero if unknown.
-        first_step_memory: The same after the first step of this `fit`.
+        peak_memory: The peak bytes of memory of each device until the end of the epoch; for a CPU,
+            of its process since it started. Zero if unknown.
         slowest: The device whose passes took longest; empty for one replica, or if unknown.
         hidden: The seconds in which replicas exchanged sums while they computed, on average.
     """
@@ -45,7 +44,6 @@ class Throughput(NamedTuple):
     peak_flops: float | None = None
     verdict: str = ""
     peak_memory: Sequence[int] = ()
-    first_step_memory: Sequence[int] = ()
     slowest: str = ""
     hidden: float = 0.0
 
@@ -123,9 +121,7 @@ class Throughput(NamedTuple):
         if any(self.peak_memory):
             most = max(self.peak_memory)
             place = self.peak_memory.index(most)
-            where = describe_memory_of(self.devices[place])
-            first = size_text(self.first_step_memory[place])
-            yield "peak memory", size_text(most), f"{where}; {first} after one step"
+            yield "peak memory", size_text(most), describe_memory_of(self.devices[place])
 
 
 LABELS = {

@@ -5,8 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.throughput_report.flops import peak_flops, step_flops
 from keras_multigpu.callbacks.throughput_report.report import (
@@ -57,7 +55,6 @@ class ThroughputReport(RunCallback):
             require_writable(self._path)
         self._probe = StepProbe(required=False)
         self._clock: StepClock
-        self._first_memory: list[int] = []
 
     @property
     def report(self) -> Throughput | None:
@@ -79,19 +76,17 @@ class ThroughputReport(RunCallback):
         self._probe = run.watch(StepProbe(required=False))
         self._clock = StepClock(run, self._probe)
         run.after_each("on_train_batch_end", self._clock.step_done)
-        self._first_memory = []
-        run.after_each("on_train_batch_end", self._look_at_first_step)
         self._devices = [run.group.name_of(replica) for replica in range(run.replicas)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if not self._first_memory:
+        if not self.reports:
             # Trials, such as those of `BatchSizeFinder`, may have needed more.
             forget_peaks()
         self._clock.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         run = self.run
-        first, peaks = self._memory()
+        peaks = run.group.exchange_numbers(own_peaks(run.group))
         timings = of_replicas(self._clock.read(), run.group)
         # All workers wait until the last one has its data.
         timing = timings[0]._replace(data_wait=max(each.data_wait for each in timings))
@@ -107,28 +102,12 @@ class ThroughputReport(RunCallback):
             step_flops=flops,
             peak_flops=None if peak is None else peak * run.replicas,
             verdict=verdict_on(found, self.model, run.data),
-            first_step_memory=first,
-            peak_memory=peaks,
+            peak_memory=[peak for of_worker in peaks for peak in of_worker],
         )
         self.reports.append(found)
         self._write()
         if self.verbose == 2:
             say(str(found))
-
-    def _look_at_first_step(self) -> None:
-        if not self._first_memory:
-            if self._probe.sees:
-                # Waits for the devices.
-                self._probe.read()
-            self._first_memory = own_peaks(self.run.group)
-
-    def _memory(self) -> tuple[list[int], list[int]]:
-        """The peaks of all devices: after the first step, and until now."""
-        group, own = self.run.group, own_peaks(self.run.group)
-        everyones = np.array(group.exchange_numbers([*(self._first_memory or own), *own]))
-        first, now = (part.ravel() for part in np.split(everyones, 2, axis=1))
-        # Linux counts pages per core and adds them up late, so a peak may seem to fall a little.
-        return first.tolist(), np.maximum(first, now).tolist()
 
     def on_train_end(self, logs: Any = None) -> None:
         if self.verbose == 1 and self.reports:

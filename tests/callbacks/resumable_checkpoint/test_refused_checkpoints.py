@@ -108,7 +108,7 @@ def test_what_may_change_is_logged_and_applied(begun, caplog):
     model = network(1, optimizer="clipped")
     fit(model, batches(cache="memory"), [], checkpoint_in(other), epochs=1)
     assert float(model.optimizer.learning_rate) == np.float32(0.005)
-    assert "clipnorm was None and is 1.0; learning_rate[0] was 0.0199" in caplog.text
+    assert "its clipnorm was None and is 1.0; its learning_rate was 0.0199" in caplog.text
     # The new values are in later checkpoints.
     fit(network(1, optimizer="clipped"), batches(), [], checkpoint_in(other), epochs=2)
     assert caplog.text.count("The new values are used") == 2
