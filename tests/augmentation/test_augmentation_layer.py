@@ -137,15 +137,70 @@ def test_a_custom_layer_names_its_arguments_in_settings():
     assert (config["strength"], config["seed"]) == (3, 7)
 
 
+SEEDS = tf.constant([[1, 2], [3, 4], [1, 2], [5, 6]])
+LABELS = tf.constant([1, 2, 3, 4])
+MASKS = tf.constant(np.arange(120, dtype=np.uint8).reshape(4, 5, 6, 1))
+PLAIN = tf.nest.map_structure(tf.constant, BOXES)
+
+
+def in_pipeline(x, y=None, weight=None, training=True):
+    names = {path[-1] for path, _ in keras.tree.flatten_with_path((x, y))}
+    layer = Shifted(bounding_box_format="xyxy" if "boxes" in names else None)
+    return layer.augment_batch(x, y, weight, SEEDS, training=training)
+
+
 def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
-    seeds = tf.constant([[1, 2], [3, 4], [1, 2], [5, 6]])
-    layer, labels = Shifted(), tf.range(4)
-    x, y, weight = layer.augment_batch(tf.constant(IMAGES), labels, None, seeds, training=True)
+    weight, other = tf.constant([1.0, 0.5, 1, 2]), tf.ones([4, 3])
+    (vector, x), y, w = in_pipeline((other, tf.constant(IMAGES)), LABELS, weight)
     changes = levels(x)
     assert changes[0] == changes[2] and len(np.unique(changes)) == 3
-    assert y is labels and weight is None
-    x, _, _ = layer.augment_batch(tf.constant(IMAGES), labels, None, seeds, training=False)
+    assert vector is other and y is LABELS and w is weight
+    x, y, w = in_pipeline(tf.constant(IMAGES), training=False)
     np.testing.assert_array_equal(levels(x), 0)
+    assert y is None and w is None
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        LABELS,
+        tf.zeros([4, 10]),
+        tf.zeros([4, 7, 5]),
+        MASKS,
+        MASKS[..., 0],
+        (LABELS, MASKS[..., 0]),
+        {"class": LABELS, "mask": MASKS},
+        PLAIN,
+        (LABELS, PLAIN),
+        {"bounding_boxes": PLAIN, "labels": LABELS},
+        [{"a": (LABELS, PLAIN), "b": MASKS}],
+    ],
+    ids=str,
+)
+def test_targets_are_recognized_by_names_and_shapes(y):
+    """Masks and boxes move by a pixel, in any structure; whatever else there is stays."""
+    _, found, _ = in_pipeline(tf.constant(IMAGES), y)
+    tf.nest.assert_same_structure(found, y)
+    for path, leaf in keras.tree.flatten_with_path(y):
+        changed = dict(keras.tree.flatten_with_path(found))[path]
+        if leaf.shape[1:3] == (5, 6):
+            leaf = tf.roll(leaf, 1, axis=2)
+        elif path and path[-1] == "boxes":
+            leaf = tf.minimum(leaf + [1.0, 0, 1, 0], 6)
+        elif leaf.shape == (4, 2):  # Labels of boxes, of which the second has left the image.
+            leaf = tf.constant([[1.0, -1]] * 4)
+        np.testing.assert_array_equal(changed, leaf)
+
+
+@pytest.mark.parametrize("y", [None, LABELS], ids=["alone", "with labels"])
+def test_targets_among_the_inputs_follow(y):
+    """A dictionary as keras-cv's layers take it; images are found by their name."""
+    x = {"bounding_boxes": PLAIN, "segmentation_masks": MASKS, "depth": tf.ones([4, 5, 6, 1])}
+    changed, found, _ = in_pipeline({**x, "images": tf.constant(IMAGES)}, y)
+    assert changed["depth"] is x["depth"] and found is y
+    assert (levels(changed["images"]) > 0).all()
+    np.testing.assert_array_equal(changed["segmentation_masks"], tf.roll(MASKS, 1, axis=2))
+    np.testing.assert_array_equal(changed["bounding_boxes"]["boxes"][0, 0], [2, 1, 4, 3])
 
 
 def test_replicas_of_a_plain_strategy_draw_differently():

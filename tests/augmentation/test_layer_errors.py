@@ -18,7 +18,6 @@ from keras_multigpu.augmentation import (
     Sequence,
     recipe,
 )
-from keras_multigpu.augmentation.batches import from_batch
 
 NAN, INF = float("nan"), float("inf")
 
@@ -112,7 +111,7 @@ def mixed(layer, labels):
 
 
 def batch(x, y=None):
-    return lambda: from_batch(x, y, None)
+    return lambda: Still().augment_batch(x, y, None, tf.zeros([4, 2], tf.int32), True)
 
 
 CALLS = [

@@ -66,10 +66,17 @@ RANGES = [(name, (0, high)) for name in PEERS for high in (255, 1)]
 RANGES += [(name, (-1, 1)) for name in PEERS if name != "saturation"]
 
 
+# Black, white, grays, primary and nearly gray colours, as parts of the range.
+COLORS = [(0, 0, 0), (1, 1, 1), (0.5, 0.5, 0.5), (1, 0, 0), (0, 1, 0)]
+COLORS += [(0, 0, 1), (1, 1, 0), (0.004, 0, 0), (0.8, 0.79, 0.78), (0.1, 0.9, 0.2)]
+
+
 @pytest.mark.parametrize(("name", "value_range"), RANGES)
 def test_each_argument_alone_equals_the_keras_layer(name, value_range):
     values, by_keras = PEERS[name]
     images, drawn = pictures((4, 6, 5, 3), value_range), np.float32(values)
+    low, high = value_range
+    images[:, :2] = np.reshape(COLORS, (2, 5, 3)) * (high - low) + low
     layer = RandomColor(**{name: 1.0}, value_range=value_range)
     result = layer.apply(images, {name: as_drawn(name, drawn)})
     assert_pixels(result, by_keras(images, drawn, value_range), value_range)

@@ -13,8 +13,6 @@ from keras_multigpu.augmentation import (
     RandomGeometry,
     Sequence,
 )
-from keras_multigpu.augmentation.sequence import as_layer, as_layers
-from keras_multigpu.seeded_layers import fold_seeds
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 SEEDS = tf.constant([[1, 2], [3, 4]], tf.int32)
@@ -36,26 +34,22 @@ def boxes_for(images):
     return {"boxes": boxes, "labels": np.ones((len(images), 1), np.int32)}
 
 
+def added_by_each(drawn):
+    first, second, inner = drawn.values()
+    return [one["added"].numpy() for one in (first, second, *inner.values())]
+
+
 def test_each_place_in_the_list_has_its_own_draws():
-    layer = Sequence([Brighter(), Brighter()])
+    """Also a sequence inside a sequence; the draws of equal layers are unrelated."""
+    layer = Sequence([Brighter(), Brighter(), Sequence([Brighter()])])
     drawn = layer.draw(SEEDS, (4, 6, 3))
-    assert list(drawn) == ["0: Brighter", "1: Brighter"]
-    expected = [Brighter().draw(fold_seeds(SEEDS, place), (4, 6, 3))["added"] for place in (0, 1)]
-    for values, known in zip(drawn.values(), expected, strict=True):
-        np.testing.assert_array_equal(values["added"], known)
-    assert np.all(expected[0] != expected[1])
-    changed = layer.apply(IMAGES, drawn)
-    np.testing.assert_allclose(
-        changed, IMAGES + (expected[0] + expected[1]).numpy()[:, None, None, None], rtol=1e-6
-    )
-
-
-def test_a_sequence_inside_a_sequence_has_its_own_draws():
-    layer = Sequence([Brighter(), Sequence([Brighter()])])
-    drawn = layer.draw(SEEDS, (4, 6, 3))
-    assert list(drawn["1: Sequence"]) == ["0: Brighter"]
-    inner = Brighter().draw(fold_seeds(fold_seeds(SEEDS, 1), 0), (4, 6, 3))
-    np.testing.assert_array_equal(drawn["1: Sequence"]["0: Brighter"]["added"], inner["added"])
+    assert list(drawn) == ["0: Brighter", "1: Brighter", "2: Sequence"]
+    expected = IMAGES + sum(added_by_each(drawn))[:, None, None, None]
+    np.testing.assert_allclose(layer.apply(IMAGES, drawn), expected, rtol=1e-6)
+    many = tf.stack([tf.fill([20_000], 7), tf.range(20_000)], axis=1)
+    alone = Brighter().draw(many, (4, 6, 3))["added"]
+    added = [alone, *added_by_each(layer.draw(many, (4, 6, 3)))]
+    assert np.abs(np.corrcoef(added) - np.eye(4)).max() < 0.03
 
 
 def test_later_layers_see_the_changed_shape():
@@ -93,22 +87,23 @@ def test_targets_pass_through_all_layers():
 
 
 def test_each_kind_of_layer_gets_its_wrapper():
+    """With the format of boxes; chains become their layers."""
     keras_cv = pytest.importorskip("keras_cv")
-    inner = Sequence([Brighter()])
-    assert as_layer(inner) is inner
-    assert type(as_layer(keras.layers.RandomFlip())) is KerasLayer
-    assert type(as_layer(keras_cv.layers.RandomFlip())) is KerasCVLayer
-
-
-def test_wrappers_get_the_format_of_boxes():
-    assert as_layer(keras.layers.Rescaling(2.0), "xywh").bounding_box_format == "xywh"
-
-
-def test_pipelines_become_their_layers():
-    row = keras.layers.Pipeline(
+    chain = keras.layers.Pipeline(
         [
             keras.layers.RandomFlip(),
             keras.Sequential([keras.layers.Rescaling(1 / 255), keras.layers.RandomHue(0.1)]),
         ]
     )
-    assert [layer.title for layer in as_layers(row)] == ["RandomFlip", "Rescaling", "RandomHue"]
+    inner = Sequence([Brighter()])
+    layers = Sequence([inner, keras_cv.layers.RandomFlip(), chain]).layers
+    assert layers[0] is inner
+    assert [type(layer) for layer in layers[1:]] == [
+        KerasCVLayer,
+        KerasLayer,
+        KerasLayer,
+        KerasLayer,
+    ]
+    assert [layer.title for layer in layers[2:]] == ["RandomFlip", "Rescaling", "RandomHue"]
+    (scaling,) = Sequence([keras.layers.Rescaling(2.0)], bounding_box_format="xywh").layers
+    assert scaling.bounding_box_format == "xywh"

@@ -4,7 +4,9 @@ import numpy as np
 import tensorflow as tf
 
 from helpers.layer_checks import drawn_for
-from keras_multigpu.augmentation.policies.policy import OPERATIONS
+from keras_multigpu.augmentation import TrivialAugment
+
+OPERATIONS = TrivialAugment.OPERATIONS
 
 
 def levels(shape, seed=0):

@@ -5,7 +5,8 @@ import numpy as np
 from helpers.policy_checks import check_evenly_drawn, drawn_operations
 
 from keras_multigpu.augmentation import RandAugment, TrivialAugment
-from keras_multigpu.augmentation.policies.policy import OPERATIONS
+
+OPERATIONS = TrivialAugment.OPERATIONS
 
 
 def test_operations_are_drawn_evenly_and_for_each_image():

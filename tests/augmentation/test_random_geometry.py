@@ -66,6 +66,22 @@ def test_each_argument_alone_equals_the_keras_layer(name, peer, fill_mode):
     np.testing.assert_allclose(layer.apply(IMAGES, drawn).numpy(), expected, atol=0.02)
 
 
+@pytest.mark.parametrize(
+    ("interpolation", "size"), [("bilinear", (12, 17)), ("bilinear", (1, 7)), ("nearest", (9, 1))]
+)
+@pytest.mark.parametrize("fill_mode", ["reflect", "constant", "wrap", "nearest"])
+def test_graphs_have_the_pixels_of_keras_s_own_operation(fill_mode, interpolation, size):
+    """Far beyond the image, too, and where the only pixel along an axis is its own mirror."""
+    settings = {"fill_mode": fill_mode, "fill_value": 7.0, "interpolation": interpolation}
+    layer = RandomGeometry(translation=1.0, rotation=1.0, zoom=0.9, shear=1.0, **settings)
+    images = IMAGES[:, : size[0], : size[1]]
+    drawn = layer.draw(FOUR, images.shape[1:])
+    # Outside a graph TensorFlow's operation does the work.
+    expected = layer.apply(images, drawn)
+    compiled = tf.function(lambda: layer.apply(images, drawn), autograph=False)()
+    np.testing.assert_allclose(compiled, expected, atol=0.02)
+
+
 def test_nearest_interpolation_equals_the_keras_layer():
     """For zoom, where few positions lie halfway between two pixels."""
     layer = RandomGeometry(zoom=0.3, interpolation="nearest")

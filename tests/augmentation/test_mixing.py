@@ -7,7 +7,6 @@ import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
 from keras_multigpu.augmentation import Mix, Sequence
-from keras_multigpu.augmentation.mixing.mixing import partners_of
 
 # CutMix: boxes of neighbours.
 
@@ -164,9 +163,15 @@ def mixed(layer=None, **data):
     [(0, []), (1, [0]), (2, [1, 0]), (3, [1, 0, 1]), (5, [1, 0, 3, 2, 3])],
 )
 def test_rows_are_mixed_with_their_neighbours(count, expected):
-    assert partners_of(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
-    unknown = tf.function(partners_of, input_signature=[tf.TensorSpec((None, 2, 2, 1))])
-    assert unknown(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
+    """Whether or not their number is known: with a share of zero each becomes its partner."""
+    numbers, layer = tf.range(float(count)), Mix(cut_mix=None)
+
+    def partners(numbers):
+        data = {"images": numbers[:, None, None, None], "labels": numbers}
+        return layer.apply(data, {"share": tf.zeros_like(numbers)})["labels"]
+
+    unknown = tf.function(partners, input_signature=[tf.TensorSpec([None])])
+    assert partners(numbers).numpy().tolist() == unknown(numbers).numpy().tolist() == expected
 
 
 @pytest.mark.parametrize("axes", [(), (1,), (1, 1)], ids=str)
