@@ -5,6 +5,8 @@ import logging
 import math
 import numbers
 import os
+import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,6 +48,25 @@ def os_error(
 def printable(text: str) -> str:
     """Escape whatever would break the line or control a terminal, since file names may hold it."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+# What Keras and TensorFlow say before, and about where they were; colors and names of nodes.
+NOISE = re.compile(r"\x1b\[\d*m|\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*?\]|(?s:Arguments received by .*)")
+PREAMBLES = (
+    "Exception encountered when calling",
+    "Graph execution error",
+    "Detected at node",
+    "<stack traces unavailable>",
+    "The error could",
+)
+
+
+def in_one_line(error: BaseException) -> str:
+    """An exception's type, and what it says of what is wrong."""
+    lines = [line.strip() for line in NOISE.sub("", str(error)).splitlines()]
+    said = " ".join(line for line in lines if not line.startswith(PREAMBLES))
+    text = f"{type(error).__name__}: {said or ' '.join(lines)}"
+    return textwrap.shorten(text, 300, placeholder=" ...").rstrip(": ")
 
 
 def warn(text: str, stacklevel: int = 1) -> None:

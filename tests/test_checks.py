@@ -8,6 +8,7 @@ import pytest
 
 import keras_multigpu
 from keras_multigpu.checks import (
+    in_one_line,
     problem,
     require_choice,
     require_ending,
@@ -21,6 +22,28 @@ def test_a_problem_has_three_parts_and_the_values_received():
     """The sentences come in order, then each value's `repr`."""
     text = problem("It came.", "Expected that.", "Do this.", size=3, name="x")
     assert text == "It came. Expected that. Do this. Received: size=3, name='x'"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("No.", "ValueError: No."),
+        ("", "ValueError"),
+        ("Made of\n values\n", "ValueError: Made of values"),
+        (
+            "Exception encountered when calling M.call().\n\n\x1b[1mBad.\x1b[0m\n\n"
+            "Arguments received by M.call():\n  x=1",
+            "ValueError: Bad.",
+        ),
+        (
+            "Graph execution error:\n\nDetected at node loss/a defined at (most recent call "
+            "last):\n<stack traces unavailable>\nA label of 4.\n\t [[{{node loss/a}}]] [Op:__f_7]",
+            "ValueError: A label of 4.",
+        ),
+    ],
+)
+def test_what_an_error_says_takes_a_line(text, line):
+    assert in_one_line(ValueError(text)) == line
 
 
 def test_a_known_choice_is_accepted():

@@ -9,7 +9,7 @@ from typing import Any
 from keras_multigpu.checks import printable
 from keras_multigpu.cluster.managers import find_cluster
 from keras_multigpu.cluster.this_machine import share_out, visible_gpus
-from keras_multigpu.commands.usage import UsageError, at_least, check_script, usage_error
+from keras_multigpu.commands.usage import UsageError, at_least, check_script_or_module, usage_error
 from keras_multigpu.rehearsal.findings import Finding, Notes
 from keras_multigpu.rehearsal.rehearse import rehearse
 
@@ -39,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from error
     script = arguments.script
-    if script.endswith(".py"):  # Otherwise it may be a module.
-        check_script(script)
+    check_script_or_module(script)
     cluster = None if arguments.workers else find_cluster()
     if cluster and not arguments.folder:
         raise usage_error(

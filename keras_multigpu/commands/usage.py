@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -59,6 +60,13 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
 
 def check_script(path: str) -> None:
     """Each process that runs it would say so."""
+    if path.endswith(".ipynb"):
+        raise usage_error(
+            "This is a notebook.",
+            "Expected a Python script.",
+            f"Make one of it: `jupyter nbconvert --to script {path}`.",
+            script=path,
+        )
     if not os.path.exists(path):
         raise usage_error(
             "There is no such script.",
@@ -66,6 +74,13 @@ def check_script(path: str) -> None:
             script=path,
             directory=os.getcwd(),
         )
+
+
+def check_script_or_module(name: str) -> None:
+    package = name.partition(".")[0]
+    # Which imports nothing.
+    if os.path.exists(name) or not PathFinder.find_spec(package, [os.getcwd(), *sys.path]):
+        check_script(name)
 
 
 def not_imported(argument: str, name: str, why: object) -> UsageError:

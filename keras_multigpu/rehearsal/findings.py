@@ -2,7 +2,6 @@
 
 import json
 import os
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,5 +43,9 @@ class Notes:
         return [json.loads(line) for line in lines]
 
 
-def in_words(error: BaseException) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+def to_install(error: BaseException) -> str:
+    """What to do about a package that is missing; empty if it is something else."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"Install what has the module {error.name}: `pip install {error.name}`?"
+    # TensorFlow's own error, for `tf.summary` behind the callback.
+    return "`pip install tensorboard`." if "TensorBoard is not installed" in str(error) else ""

@@ -19,6 +19,8 @@ from keras_multigpu.rehearsal.findings import Finding, Notes
 
 RUN = "import sys; from keras_multigpu.rehearsal.script import run; run(*sys.argv[1:])"
 
+NO_FIT = "no `fit` was called, so nothing was tried: a loop of your own runs whole"
+
 
 def rehearse_instead() -> None:
     """Become the command, which rehearses the script of this process."""
@@ -82,7 +84,10 @@ def rehearse(
             printer.print("[worker 0] Rehearsal: killed after a step; the second start:")
     found = [Finding(*each) for each in notes.read("found")]
     if failure is not None and not any(each.where == "script" for each in found):
-        found.append(Finding("script", "to its end", "fails", failure.what, "See its last lines."))
+        what = failure.what if len(variables) > 1 else failure.what.replace("worker 0", "it")
+        found.append(Finding("script", "to its end", "fails", what, "See its last lines."))
+    if failure is None and not any(each.where.startswith("fit ") for each in found):
+        found.insert(0, Finding("script", "training", "note", NO_FIT))
     return [decided(each, notes) for each in dict.fromkeys([*found, *several_writers(notes)])]
 
 

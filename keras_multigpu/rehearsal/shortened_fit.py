@@ -14,8 +14,9 @@ import keras
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint import resumable_checkpoint
+from keras_multigpu.checks import in_one_line
 from keras_multigpu.cluster.failures import WorkerFailure
-from keras_multigpu.rehearsal.findings import Finding, in_words
+from keras_multigpu.rehearsal.findings import Finding, to_install
 from keras_multigpu.rehearsal.overlay import Overlay
 from keras_multigpu.rehearsal.trials import RealRun, try_all
 from keras_multigpu.training.distributed_model import DistributedModel
@@ -126,7 +127,8 @@ class LastCallback(keras.callbacks.Callback):
             except Exception as error:
                 self._broken.add(name)
                 where = getattr(hook, "__name__", "a hook")
-                self._report("callbacks", "fails", f"{name}.{where}: {in_words(error)}")
+                text = f"{name}.{where}: {in_one_line(error)}"
+                self._report("callbacks", "fails", text, to_install(error))
             finally:
                 self._overlay.by = before
 

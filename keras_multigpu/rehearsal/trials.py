@@ -14,10 +14,10 @@ from keras.optimizers import schedules
 
 from keras_multigpu.callbacks import BatchSizeScaling, ResumableCheckpoint
 from keras_multigpu.callbacks.trials import resize_batch
+from keras_multigpu.checks import in_one_line
 from keras_multigpu.explanation.memory import memory
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.optimizer_internals import compiled_rate
-from keras_multigpu.rehearsal.findings import in_words
 from keras_multigpu.rehearsal.overlay import Overlay
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.run import TrainingRun
@@ -57,7 +57,7 @@ def try_all(real: RealRun, model: keras.Model) -> Found:
             for found in trial(real, model):
                 yield (check, *found)
         except Exception as error:
-            yield (check, "note", f"could not be tried: {in_words(error)}")
+            yield (check, "note", f"could not be tried: {in_one_line(error)}")
 
 
 def schedule(real: RealRun, model: keras.Model) -> Found:
@@ -70,7 +70,7 @@ def schedule(real: RealRun, model: keras.Model) -> Found:
                 except TypeError:  # As in Keras: one without the present rate.
                     callback.schedule(real.epochs - 1)
             except Exception as error:
-                text = f"in epoch {real.epochs:,}: {in_words(error)}"
+                text = f"in epoch {real.epochs:,}: {in_one_line(error)}"
                 yield "fails", text, "Let the function know a rate for each epoch."
     for optimizer in optimizers_of(model):
         rate = compiled_rate(optimizer)
@@ -194,7 +194,7 @@ def saving(real: RealRun, model: keras.Model) -> Found:
         loaded = keras.saving.load_model(path, custom_objects=classes, compile=False)
         same = all(map(np.array_equal, model.get_weights(), loaded.get_weights()))
     except Exception as error:
-        yield "if saved", in_words(error), "Give the layer `get_config`, or save weights alone."
+        yield "if saved", in_one_line(error), "Give the layer `get_config`, or save weights alone."
         return
     said = f"{size_text(path.stat().st_size)}, with the same weights"
     yield ("ok", said) if same else ("fails", "the loaded model has other weights", "")
@@ -228,7 +228,7 @@ def error_of_step(run: TrainingRun, batch: Batch) -> str | None:
         with run.trial(batch):
             run.train_on(batch)
     except Exception as error:
-        return in_words(error)
+        return in_one_line(error)
     return None
 
 

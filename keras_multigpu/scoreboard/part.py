@@ -11,6 +11,7 @@ import sys
 import traceback
 from typing import Any
 
+from keras_multigpu.checks import in_one_line
 from keras_multigpu.scoreboard.board import TOLD
 
 
@@ -35,12 +36,8 @@ def main() -> None:
 
 
 def fail(name: str, error: Exception) -> None:
-    lines = [line.strip() for line in str(error).splitlines()]
-    # What TensorFlow says, without where; Python's own errors have one line.
-    said = [line for line in lines if line and not line.startswith(("[[", "The error could"))]
-    got = f"{type(error).__name__}: {said[-1][:300] if said else ''}"
     details = traceback.format_exc()[-4000:]
-    tell("row", {"name": name, "got": got, "ok": False, "details": details})
+    tell("row", {"name": name, "got": in_one_line(error), "ok": False, "details": details})
     tell("fails", name)
 
 

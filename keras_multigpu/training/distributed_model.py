@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import runtime_error, value_error
+from keras_multigpu.checks import problem, runtime_error, value_error, warn
 from keras_multigpu.keras_internals import compile_internals, dataset_internals, model_internals
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments, loops
@@ -296,6 +296,26 @@ class DistributedModel(keras.Model):
             outputs = replication.run_batch(self, "predict", normalized((x,)))
         return keras.tree.map_structure(loops.as_array, outputs)
 
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Export the model to serve it, as `keras.Model.export`."""
+        if format == "tf_saved_model" and (names := augment_when_exported(self)):
+            warn(
+                problem(
+                    "The exported model augments, so it predicts other numbers than `predict`.",
+                    "Expected layers that do nothing unless they are called with `training=True`.",
+                    "Export an inner model without these layers, or augment in the pipeline.",
+                    layers=names,
+                )
+            )
+        super().export(filepath, format, verbose, input_signature, **kwargs)
+
     def __reduce__(self) -> Any:
         """Pickle the model as Keras does; it comes back on the default strategy."""
         load, arguments = super().__reduce__()
@@ -340,6 +360,18 @@ def logs_of_batch(
     with one_thread(model, f"{mode}_on_batch"), together(replication.group):
         model.reset_metrics()
         return pythonic(replication.run_batch(model, mode, batch))
+
+
+def augment_when_exported(model: keras.Model) -> list[str]:
+    """The layers that act as in training if nobody says whether it is one, as in `export`."""
+    usual = {
+        layer: inspect.signature(layer.call).parameters.get("training")
+        for layer in model_internals.layers_of(model)
+    }
+    # What the model says, all layers in it hear.
+    if (own := usual[model]) is not None and own.default is False:
+        return []
+    return [layer.name for layer, given in usual.items() if given and given.default is True]
 
 
 def require_compiled(model: keras.Model) -> None:

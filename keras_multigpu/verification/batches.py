@@ -16,6 +16,7 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
     if callable(data):
         data = data()
     if isinstance(data, (tuple, list)):
+        require_parts(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))
         feed = Feed(Cutter(1), x, y, sample_weight)
     else:
@@ -28,6 +29,7 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
             for execution in feed.epoch(1):
                 # One replica's share is the whole batch.
                 batches += [shares.rows[0].data for shares in execution.batches]
+                require_batch(batches[-1])
                 if len(batches) == steps:
                     break
         if len(batches) == known:
@@ -39,6 +41,29 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
                 steps=steps,
             )
     return batches
+
+
+def require_parts(data: Any) -> None:
+    """Refuse what also holds the data of a validation, as `load_data()` of Keras returns it."""
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in keras.tree.flatten(data)]
+    if len(data) > 3 or len({shape[0] for shape in shapes if shape} - {None}) > 1:
+        raise value_error(
+            "`data` is more than the inputs and targets of the same examples.",
+            "Expected (x, y) or (x, y, sample_weight), with as many rows in each array.",
+            "Leave out the data of the validation; several inputs are one x: ((a, b), y).",
+            shapes=shapes,
+        )
+
+
+def require_batch(batch: Batch) -> None:
+    shapes = [leaf.shape for leaf in keras.tree.flatten(batch) if leaf is not None]
+    if 0 in {shape.rank for shape in shapes} or len({shape[0] for shape in shapes} - {None}) > 1:
+        raise value_error(
+            "`data` gives single examples.",
+            "Expected batches, in which the first dimension counts the examples.",
+            "Batch the dataset: `dataset.batch(32)`.",
+            shapes=[tuple(shape) for shape in shapes],
+        )
 
 
 def as_dataset(batch: Batch) -> tf.data.Dataset:

@@ -19,7 +19,6 @@ only if it is
 import contextlib
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import in_one_line, value_error
 from keras_multigpu.explanation.explain import explain_trained
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.shares import Batch
@@ -61,12 +60,6 @@ ROUNDING = (
 UNREPEATABLE = (
     "this training is not repeatable on one device either: the function returns a different model "
     "each time, or a random draw is not seeded. So there is nothing to compare with."
-)
-PREAMBLES = (
-    "Exception encountered when calling",
-    "Graph execution error",
-    "Detected at node",
-    "<stack traces unavailable>",
 )
 
 
@@ -121,10 +114,10 @@ def run_in_lockstep(
             raise value_error(
                 f"The model fails on one device already, in step {step}.",
                 "Expected a model that trains there; N replicas are compared with it.",
-                "Fix the error above. A batch size that is hard-coded in a layer, for example, "
+                "Fix this error first. A batch size that is hard-coded in a layer, for example, "
                 "does not fit a smaller last batch.",
                 batch_size=number_of_examples(batch),
-                error=f"{type(error).__name__}: {error}",
+                error=in_one_line(error),
             ) from error
         values = reference.values()
         for course in courses:
@@ -197,7 +190,7 @@ class Limits:
 def report(replicas: int, course: Course, loss: float | None, limits: Limits) -> Report:
     if course.error is not None:
         step = len(course.differences) + 1
-        return Report(replicas, step=step, error=summary(course.error), remark=BUG)
+        return Report(replicas, step=step, error=in_one_line(course.error), remark=BUG)
     # Without the loss, which is last, because rounding is measured on variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
     explained = explain_trained(course.participant.model, limits.batch_size)
@@ -216,15 +209,6 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
     if largest > limits.tolerance:
         return limits.as_rounding(found, where)
     return found
-
-
-def summary(error: Exception) -> str:
-    """Return an exception in one line: its type and the first line that tells something."""
-    # Keras and TensorFlow first print where they were; colours and names of nodes are noise.
-    text = re.sub(r"\x1b\[\d*m|\{\{.*?\}\}|\[Op:.*?\]", "", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(PREAMBLES)] or lines
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
 def tolerance(precision: str) -> float:

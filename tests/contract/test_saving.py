@@ -196,6 +196,38 @@ def test_an_exported_model_predicts_the_same(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layer", "training", "warns"),
+    [
+        (keras.layers.RandomFlip(), None, True),
+        (kmg.augmentation.RandomErasing(), None, True),
+        (keras.layers.RandomFlip(), False, False),
+        (keras.layers.Dropout(0.5), None, False),
+        (keras.layers.BatchNormalization(), None, False),
+    ],
+)
+def test_an_export_that_augments_is_a_warning(layer, training, warns, tmp_path, recwarn):
+    """Which `predict` does not; the row with False is a model whose own `call` says so."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.Sequential([layer])
+
+        def call(self, x, training=training):
+            return self.inner(x)
+
+    model = kmg.distribute(Model(), kmg.strategy(devices=2))
+    x = np.random.default_rng(0).uniform(size=(16, 4, 4, 3)).astype("float32")
+    expected = model.predict(x, verbose=0)
+    model.export(tmp_path, verbose=False)
+    found = [each for each in recwarn if "The exported model augments" in str(each.message)]
+    assert [layer.name in str(each.message) for each in found] == [True] * warns
+    exported = tf.saved_model.load(tmp_path)
+    assert np.allclose(exported.serve(x), expected) is not warns
+
+
+@pytest.mark.slow
 def test_a_clone_does_not_share_weights():
     """`clone_model` gives fresh weights and leaves the original alone."""
     model = trained()

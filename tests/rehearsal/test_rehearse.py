@@ -56,7 +56,9 @@ compiled(rate=short).fit(
     ],
 )
 y[-1] = 3
-compiled().fit(x, y, 32, epochs=3, callbacks=[Rate(lambda epoch: [0.1, 0.2][epoch])], shuffle=False)
+sys.modules["tensorboard.summary.v2"] = None
+more = [Rate(lambda epoch: [0.1, 0.2][epoch]), keras.callbacks.TensorBoard("board")]
+compiled().fit(x, y, 32, epochs=3, callbacks=more, shuffle=False)
 y[-1] = 0
 compiled(WithLambda(lambda x: keras.ops.reshape(x, (32, 4)))).fit(x, y, 32)
 compiled(WithLambda(lambda x: x)).fit(x, y, 32, callbacks=[Save("whole.keras", save_freq=50)])
@@ -64,7 +66,7 @@ many = np.zeros((10**6, 4), "float32")
 wide = [keras.layers.Dense(10**5, kernel_initializer="zeros", use_bias=False)]
 grows = kmg.callbacks.BatchSizeScaling(32, schedule={0: 32, 5: 10**6})
 compiled(*wide).fit(many, np.zeros(10**6), 32, epochs=9, callbacks=[grows])
-raise OSError("after training")
+import no_such_package
 """
 
 FAILURES = [
@@ -82,7 +84,9 @@ FAILURES = [
     ("fit 3", "last batch", "fails", "4 examples"),
     ("fit 4", "save and load", "fails", "non-serializable"),
     ("fit 5", "memory", "fails", "1,000,000 examples take about"),
-    ("script", "to its end", "fails", "OSError: after training, train.py:"),
+    ("fit 2", "callbacks", "fails", "`pip install tensorboard`."),
+    ("script", "to its end", "fails", "No module named 'no_such_package', train.py:"),
+    ("script", "to its end", "fails", "`pip install no_such_package`?"),
 ]
 
 # By many roads, of paths that exist and others, relative and absolute.
@@ -213,10 +217,19 @@ def test_the_page_shows_what_two_workers_find_in_the_example(tmp_path):
     assert "fit 1    kill and resume  ok" in printed
 
 
-def test_a_script_that_is_not_there(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("trian.py", "There is no such script. Expected the path"),
+        ("no_such_module", "There is no such script. Expected the path"),
+        ("train.ipynb", "This is a notebook. .* `jupyter nbconvert --to script train.ipynb`"),
+    ],
+)
+def test_what_is_no_script(name, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["rehearse", "trian.py"]) == 2
-    assert "There is no such script. Expected the path" in capsys.readouterr().err
+    (tmp_path / "train.ipynb").write_text("{}")
+    assert main(["rehearse", name]) == 2
+    assert re.search(says, capsys.readouterr().err)
 
 
 def test_one_of_several_workers_needs_a_folder_that_they_share(monkeypatch, capsys):
@@ -234,12 +247,19 @@ def test_what_is_no_script_cannot_be_rehearsed():
 
 
 @pytest.mark.slow
-def test_a_module_is_rehearsed_as_well(tmp_path):
+@pytest.mark.parametrize(
+    ("code", "says"), [(0, "ok      no error"), (3, "fails   SystemExit: 3, train.py:3\n")]
+)
+def test_a_module_that_exits_is_rehearsed_as_well(code, says, tmp_path):
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "train.py").write_text(
-        "import keras_multigpu, sys\nopen('new', 'w').close()\nprint(__package__, sys.argv[1:])"
+        "import keras_multigpu, sys\nopen('new', 'w').close()\n"
+        f"print(__package__, sys.argv[1:]) or sys.exit({code})"
     )
     words = [sys.executable, "-m", "pack.train", "-v"]
     ended = ended_process(words, cwd=tmp_path, env=as_users_start_it(KMG_REHEARSE="1"))
-    assert "pack ['-v']" in ended.stdout and ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == bool(code), ended.stdout + ended.stderr
+    assert "pack ['-v']" in ended.stdout
+    assert f"script   to its end       {says}" in ended.stdout
+    assert ("training         note    no `fit` was called" in ended.stdout) == (code == 0)
     assert not (tmp_path / "new").exists()
