@@ -24,6 +24,7 @@ from keras_multigpu.commands import doctor_checks as checks
 from keras_multigpu.commands.doctor_checks import NCCL, Answer
 from keras_multigpu.commands.usage import at_least, usage_error
 from keras_multigpu.processes import new_process
+from keras_multigpu.processes.groups import ending
 
 DRIVER = "Run `nvidia-smi`. If it hangs too, see `dmesg` for the driver, and restart the checks."
 DISK = "The file system does not respond: see `mount` and `dmesg`, or choose another `--folder`."
@@ -140,10 +141,8 @@ def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> lis
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     answers = [json.loads(line) for line in lines if line.startswith('{"check"')]
     if len(answers) < len(names) and not (answers and is_fatal(answers[-1])):
-        code = process.returncode
-        ended = signal.Signals(-code).name if code and code < 0 else f"code {code}"
-        name = names[len(answers)]
-        rest = Answer("wrong", what or f"the process ended with {ended}", CHECKS[name][1])
+        name, ended = names[len(answers)], f"the process ended with {ending(process.returncode)}"
+        rest = Answer("wrong", what or ended, CHECKS[name][1])
         said = [line for line in lines if not line.startswith('{"check"')]
         answers.append(as_json(name, rest, said))
     return answers

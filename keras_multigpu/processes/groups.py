@@ -29,6 +29,11 @@ POLL = 0.02
 """Seconds between two looks at the processes."""
 
 
+def ending(code: int | None) -> str:
+    """The name of the signal that ended a process, or its exit code."""
+    return signal.Signals(-code).name if code and code < 0 else f"code {code}"
+
+
 class Group:
     """A process that leads a process group; `write` gets each line that the group prints."""
 

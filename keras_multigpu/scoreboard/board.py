@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_multigpu.processes import new_process
-from keras_multigpu.processes.groups import POLL, Groups
+from keras_multigpu.processes.groups import POLL, Groups, ending
 from keras_multigpu.writing import write_text
 
 TOLD = "TOLD "
@@ -43,16 +43,25 @@ HERE = __package__
 
 PARTS = {  # In this order: a board that runs out of time has the most important figures.
     "facts": Part(f"{HERE}.machine", 60),
-    "spread": Part(f"{HERE}.exactness", 60, ["spread"]),
-    "exactness": Part(f"{HERE}.exactness", 60, ["exactness"]),
-    "sums": Part(f"{HERE}.sums", 60),
+    "spread": Part(f"{HERE}.exactness", 90, ["spread"]),
+    "exactness": Part(f"{HERE}.exactness", 90, ["exactness"]),
     "dense": Part(f"{HERE}.speed", 150, ["dense"]),
     "transformer": Part(f"{HERE}.speed", 150, ["transformer"]),
     "resnet50": Part(f"{HERE}.speed", 240, ["resnet50"]),
     "float16": Part(f"{HERE}.speed", 150, ["transformer", "mixed_float16"]),
+    "tf32": Part(f"{HERE}.exactness", 90, ["tf32"]),
     "xla": Part(f"{HERE}.speed", 200, ["transformer", "float32", True]),
-    "tf32": Part(f"{HERE}.exactness", 60, ["tf32"]),
+    "sums": Part(f"{HERE}.sums", 60),
 }
+
+LEFT = 1 / 3
+"""What a part leaves of the time to those after it."""
+
+LEGEND = (
+    "`one` is plain Keras on one device; `ours` is this package, and `stock` Keras with "
+    "`MirroredStrategy`, on all, with as many examples for each device. Differences are the "
+    "largest of a weight, log or prediction, relative to the largest value of its array."
+)
 
 Rows = list[dict[str, Any]]
 
@@ -61,13 +70,15 @@ def fill(
     parts: Sequence[str], folder: Path, within: float, version: str
 ) -> Iterator[tuple[str, Rows]]:
     """Run parts for at most this many seconds; each part and its rows, as they are written."""
-    board: dict[str, Any] = {"keras_multigpu": version, "parts": {}}
+    board: dict[str, Any] = {"keras_multigpu": version, "date": time.strftime("%Y-%m-%d")}
+    board["parts"] = {}
     ends = time.monotonic() + within
     for part in parts:
         began = time.monotonic()
+        left = 0 if part == parts[-1] else LEFT * (ends - began)
         rows: Rows = []
         board["parts"][part] = {"rows": rows}
-        for row in rows_of(part, ends):
+        for row in rows_of(part, ends - left):
             rows.append({"got": None, "expected": "", "ok": None, "skipped": None} | row)
             board["parts"][part]["seconds"] = round(time.monotonic() - began, 1)
             write_text(folder / "scoreboard.json", f"{json.dumps(board, indent=1)}\n")
@@ -115,7 +126,8 @@ def rows_of(part: str, ends: float) -> Iterator[dict[str, Any]]:
             # This one as well.
             done -= done > begun
         elif word in ("late", "dies"):
-            how = f"nothing for {patience} s" if word == "late" else "the process ended"
+            ended = f"the process ended with {ending(group.exit_code())}"
+            how = f"nothing for {patience} s" if word == "late" else ended
             yield {"name": under_way, "got": how, "ok": False, "details": "\n".join(lines)}
         if done == begun and time.monotonic() < ends:
             done, why = done + 1, "no check of this part can begin"
@@ -139,7 +151,9 @@ def heard(told: "queue.Queue[tuple[str, Any]]", group: Any, latest: float) -> tu
 def table(board: dict[str, Any]) -> str:
     """One Markdown table with a line for each figure."""
     lines = [
-        f"keras_multigpu {board['keras_multigpu']}",
+        f"keras_multigpu {board['keras_multigpu']}, {board['date']}",
+        "",
+        LEGEND,
         "",
         "| part | figure | result | expected | verdict |",
         "| --- | --- | --- | --- | --- |",

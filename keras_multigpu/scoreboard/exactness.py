@@ -173,7 +173,9 @@ def difference(expected: list[np.ndarray], got: list[np.ndarray]) -> float:
 def spread(name: str) -> list[Row]:
     """Without TensorFloat-32 and with it, and what it changes by itself."""
     one, found, why = trainings()[name], {}, no_tf32()
-    again, with_tf32, changes = f"{name}, again", f"{name}, again, TF32", f"{name}, TF32 or none"
+    again, with_tf32, changes = (
+        f"{name}: {what}" for what in ("twice", "twice, with TF32", "with TF32 and without")
+    )
     for on in (False, True)[: 1 if why else 2]:
         tf.config.experimental.enable_tensor_float_32_execution(on)
         with tf.device(devices()[0]):

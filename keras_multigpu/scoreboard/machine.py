@@ -5,6 +5,7 @@ the path that several GPUs take: TensorFlow's own all-reduce.
 """
 
 import functools
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable
@@ -97,6 +98,7 @@ def facts() -> list[Row]:
         Row("devices", names),
         Row("chips", f"{chips()} x {details().get('device_name', platform.machine())}"),
         Row("parts of one chip", len(names) > chips()),
+        Row("CPU cores", len(os.sched_getaffinity(0))),
     ]
     if CPU or not shutil.which("nvidia-smi"):
         return [*rows, Row("links", skipped="there is no nvidia-smi")]

@@ -1,6 +1,7 @@
-"""A part with a check that raises, one that aborts its process, and one that hangs."""
+"""A part with a check that raises, ones that end its process, and one that hangs."""
 
 import os
+import signal
 import time
 from collections import namedtuple
 
@@ -22,6 +23,8 @@ def checks(*names):
         "good": lambda: [Row("good", 1, "1", True)],
         "raises": raises,
         "half": half,
+        # As the kernel does where memory runs out.
+        "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "hangs": lambda: time.sleep(600),
         "good again": lambda: [Row("good again", 2.5)],
     }
