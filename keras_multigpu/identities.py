@@ -105,46 +105,31 @@ def identify_object(value: Any, inside: Where = ()) -> dict[str, Any]:
     Args:
         inside: The objects that contain it.
     """
-    # Keras configures a function by its name, or by bytes that name a file, so functions are also
-    # looked up among the arguments.
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # A user's class may raise anything.
         config = dict(value.get_config())
-    held = arguments_kept(value, config)
-    held |= find_held(value, config, {*config, *held})
+    held = find_held(value, config)
     identity = identify_config(config, inside)
     identity |= {name: identity_of(part, inside) for name, part in held.items()}
     return {"class": value.__class__.__qualname__, **identity}
 
 
-def arguments_kept(value: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that an object keeps and that its configuration leaves out."""
-    kept: dict[str, Any] = {}
-    for name in filter(is_important, dict.fromkeys(arguments(type(value)))):
+def find_held(value: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """What decides an object's behaviour, but is missing in its configuration."""
+    held: dict[str, Any] = {}
+    for name in filter(is_important, dict.fromkeys([*arguments(type(value)), *config])):
         public = ["dtype_policy", "dtype"] if name == "dtype" else [name]
         part = get_first(value, *public, f"_{name}")
-        if part is not None and (name not in config or is_function(part)):
-            kept[name] = part
-    return kept
-
-
-def find_held(value: Any, config: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """What decides an object's behaviour, but is missing in its configuration and arguments."""
-    # For functions a configuration has only names, and `adapt` sets what it has as None.
-    held = {
-        name: part
-        for name, said in config.items()
-        if is_important(name)
-        for part in [get_first(value, name)]
-        if part is not None and not is_function(part) and (said is None or runs(part))
-    }
+        # For functions a configuration has only names, and `adapt` sets what it has as None.
+        if part is not None and (config.get(name) is None or runs(part)):
+            held[name] = part
     held |= model_internals.arguments_of_function(value)
     if hasattr(value, "get_config") and not isinstance(value, keras.Model):
         held |= {
             name: part
             for name, part in getattr(value, "__dict__", {}).items()
             # Keras wraps methods, and stores layers under names of its own.
-            if not hasattr(type(value), name) and name not in {*known, *held}
+            if not hasattr(type(value), name) and name not in {*config, *held}
             if is_function(part) or (not config and not name.startswith("_") and runs(part))
         }
     elif callable(value):  # Such as NumPy's functions, and those that `functools` wrapped.

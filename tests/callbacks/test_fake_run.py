@@ -80,23 +80,25 @@ class Noting(RunCallback):
         self.note("on_train_end", 0, logs)
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("fails", "per_execution"), [(False, 1), (True, 1), (False, 2)])
 @pytest.mark.slow
-def test_a_fake_run_is_seen_as_a_real_one(fails):
+def test_a_fake_run_is_seen_as_a_real_one(fails, per_execution):
     """Hooks, sizes, logs, views of replicas, a forbidden step, and how `fit` ends."""
     found = []
     for is_real in (True, False):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model = on_replicas(model, 2) if is_real else model
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+        several = {"steps_per_execution": per_execution}
+        compiled = several if is_real else {}
+        model.compile(keras.optimizers.SGD(0.1, 0.9), "mse", metrics=["mae"], **compiled)
         given = {"x": X, "y": Y, "batch_size": 4, "epochs": 3}
         noting = Noting(fails)
         try:
             if is_real:
                 model.fit(**given, callbacks=[noting], shuffle=False, verbose=0)
             else:
-                fake_fit(model, noting, replicas=2, **given)
+                fake_fit(model, noting, replicas=2, **several, **given)
         except RuntimeError as error:
             noting.notes.append(str(error))
         found.append([noting.notes, model.get_weights(), model.history.history])

@@ -102,17 +102,21 @@ def test_a_replica_without_examples_has_no_loss():
     assert history["replicas/loss_spread"] == [0.0]
 
 
-def test_times_are_those_of_a_step():
-    """Without the first one. The second replica computes for three seconds, the first for one."""
-    history = faked(ReplicaMetrics(), epochs=2, moments=[(0, 1, 4), (0, 3, 4)])
+@pytest.mark.parametrize(
+    ("per_execution", "steps", "examples"), [(1, (2, 3), (6, 10)), (2, (1, 3), (2, 10))]
+)
+def test_times_are_those_of_a_step(per_execution, steps, examples):
+    """Without the first ones. The second replica computes for three seconds, the first for one."""
+    given = {"epochs": 2, "steps_per_execution": per_execution}
+    history = faked(ReplicaMetrics(), moments=[(0, 1, 4), (0, 3, 4)], **given)
     for epoch in (0, 1):
         value = {k: v[epoch] for k, v in history.items()}
         assert (value["replica_0/compute_time"], value["replica_1/compute_time"]) == (1, 3)
         assert (value["replica_0/sync_time"], value["replica_1/sync_time"]) == (3, 1)
         assert value["replicas/compute_time_spread"] == 2
         speeds = value["replica_0/examples_per_second"] + value["replica_1/examples_per_second"]
-        measured = speeds * value["replica_0/step_time"] * (2 + epoch)
-        np.testing.assert_allclose(measured, (6, 10)[epoch], rtol=1e-6)
+        measured = speeds * value["replica_0/step_time"] * steps[epoch]
+        np.testing.assert_allclose(measured, examples[epoch], rtol=1e-6)
 
 
 def test_metrics_mean_what_they_mean_in_compile():

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import first_rows
 from helpers.processes_left import as_users_start_it, ended_process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module", params=["replicas", "workers"])
+@pytest.fixture(scope="module", params=first_rows(["workers", "replicas"], 1))
 def folder(request, tmp_path_factory):
     """The example on two replicas or workers, twice: two epochs, and then two more."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -161,6 +161,7 @@ def fake_fit(
     epochs=2,
     initial_epoch=0,
     replicas=1,
+    steps_per_execution=1,
     verbose=0,
     memory=None,
     moments=None,
@@ -183,10 +184,12 @@ def fake_fit(
             hooks.set_params({**hooks.params, "steps": run.steps_per_epoch})
             hooks.on_epoch_begin(run.epoch)
             run.act("on_epoch_begin")
-            for batch in run.first_batches():
-                hooks.on_train_batch_begin(run.step)
-                run.logs = run.train_on(batch)
-                run.step += 1
+            batches = list(run.first_batches())
+            for first in range(0, len(batches), steps_per_execution):
+                hooks.on_train_batch_begin(first)
+                for batch in batches[first : first + steps_per_execution]:
+                    run.logs = run.train_on(batch)
+                run.step = min(first + steps_per_execution, len(batches))
                 hooks.on_train_batch_end(run.step - 1, run.logs)
                 run.act("on_train_batch_end")
             logs = pythonic(run.logs)

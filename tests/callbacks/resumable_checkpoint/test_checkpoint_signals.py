@@ -18,6 +18,7 @@ from helpers.interrupted_runs import (
 from helpers.processes_left import PATIENCE
 
 import keras_multigpu
+from keras_multigpu.callbacks.resumable_checkpoint.ending import StopSignals
 
 PACKAGE = str(Path(keras_multigpu.__file__).parent)
 
@@ -88,23 +89,6 @@ def test_a_signal_saves_and_ends(tmp_path, caplog, capfd, validated, name, hook,
     assert_same_values(values, validated[0])
 
 
-def test_a_second_signal_ends_at_once(tmp_path):
-    twice = [Signal("SIGINT"), Signal("SIGINT")]
-    with pytest.raises(KeyboardInterrupt):
-        fit(network(1), batches(), twice, checkpoint_in(tmp_path, every_steps=None))
-    assert len(list(tmp_path.glob("*.kmg"))) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_signal_after_training_still_ends_the_process(tmp_path):
-    """In `on_train_end` there is nothing left to save."""
-    late = keras.callbacks.LambdaCallback(
-        on_train_end=lambda logs: signal.raise_signal(signal.SIGINT)
-    )
-    with pytest.raises(KeyboardInterrupt):
-        fit(network(1), batches(), [late], checkpoint_in(tmp_path), epochs=1)
-
-
 def test_a_signal_does_not_cut_short_the_users_own_evaluation(tmp_path):
     """Only validation ends early, not an evaluation by a callback."""
 
@@ -124,22 +108,44 @@ def test_a_signal_does_not_cut_short_the_users_own_evaluation(tmp_path):
     assert result[0][1] == 0, "All examples were evaluated."
 
 
-def test_signals_are_left_alone_outside_the_main_thread(tmp_path):
+@pytest.fixture
+def signals():
+    """What listens while a run lasts, and whether it was told of a signal."""
+    told = []
+    signals = StopSignals(lambda: told.append(True))
+    signals.listen()
+    yield signals, told
+    signals.ignore()
+
+
+def test_a_second_signal_ends_at_once(signals):
+    signal.raise_signal(signal.SIGINT)
+    assert (signals[0].pending, signals[1]) == (signal.SIGINT, [True])
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_after_the_last_step_still_ends_the_process(signals):
+    """There is nothing left to save."""
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signals[0].close()
+
+
+def test_signals_are_left_alone_outside_the_main_thread():
     before = signal.getsignal(signal.SIGTERM)
-    seen = []
-    look = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: seen.append(signal.getsignal(signal.SIGTERM))
-    )
-    model, checkpoint = network(1), checkpoint_in(tmp_path)
-    thread = threading.Thread(target=fit, args=(model, batches(), [look], checkpoint))
+    thread = threading.Thread(target=StopSignals(list).listen)
     thread.start()
     thread.join(PATIENCE)
-    assert seen == [before] * 3
-    assert len(list(tmp_path.glob("*.kmg"))) == 2
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_signal_that_the_process_ignores_stays_ignored(tmp_path):
+def test_a_signal_that_the_process_ignores_stays_ignored():
     """Ctrl-C is not meant for a process in the background."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    history = fit(network(1), batches(), [Signal("SIGINT")], checkpoint_in(tmp_path))
-    assert history.epoch == [0, 1, 2]
+    listening = StopSignals(list)
+    listening.listen()
+    signal.raise_signal(signal.SIGINT)
+    assert listening.pending is None and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    listening.close()

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import on_replicas
 from helpers.interrupted_runs import X, Y, batches, checkpoint_in, fit, network, values_of
 
 import keras_multigpu as kmg
@@ -61,44 +60,6 @@ def test_what_does_not_belong_together_is_refused(begun, change, phrase):
     after = values_of(model)
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
-
-
-def brighter(by):
-    """A function that Keras cannot serialize."""
-    return lambda images: images + by
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "phrase"),
-    [
-        (
-            {"loss": keras.losses.Huber(1.0)},
-            {"loss": keras.losses.Huber(2.0)},
-            "loss.delta was 1.0 and is 2.0",
-        ),
-        ({"augment": brighter(1)}, {"augment": brighter(2)}, r"closed_over\[0\] was 1 and is 2"),
-    ],
-)
-@pytest.mark.slow
-def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase):
-    """Some of Keras's are incomplete, or raise for a function that is not registered."""
-
-    def train(changed):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten()])
-        model.add(keras.layers.Dense(1))
-        compiled = {"loss": "mse", **changed}
-        augment = compiled.pop("augment", None)
-        model = on_replicas(model, 1)
-        model.compile("sgd", **compiled)
-        images = np.zeros((4, 2, 2, 3), np.uint8)
-        data = kmg.data.from_arrays(images, np.zeros(4), augment=augment, global_batch_size=2)
-        fit(model, data, [], ResumableCheckpoint(tmp_path), epochs=1)
-
-    train(then)
-    train(then)
-    with pytest.raises(ValueError, match=f"(another model|data have changed).*{phrase}"):
-        train(now)
 
 
 @pytest.mark.slow
