@@ -74,7 +74,7 @@ def as_range(
     kind = "a pair of numbers" if pair_only else "a number, or a pair of them,"
     require(bool(fits), name, value, f"{kind} in {limits}")
     if len(values) == 2:
-        return float(min(values)), float(max(values))
+        return float(values[0]), float(values[1])
     size = abs(float(value))
     return max(-size, float(low)), size
 
