@@ -386,12 +386,10 @@ def names_in(code: types.CodeType) -> list[str]:
 
 def identify_arraylike(value: Any) -> Any:
     """Describe an array of any library; large ones are not read as a whole."""
+    is_of_numpy = isinstance(getattr(value, "dtype", None), np.dtype)
     try:
-        sliced = isinstance(value.dtype, np.dtype) and value.nbytes > SAMPLED_BYTES
-    except Exception:  # Some arrays lack these attributes.
-        sliced = False
-    try:
-        return identify_array(value if sliced else np.asarray(value))
+        is_large = is_of_numpy and getattr(value, "nbytes", 0) > SAMPLED_BYTES
+        return identify_array(value if is_large else np.asarray(value))
     except Exception:  # Keras's symbolic tensors have no numbers.
         return f"{type(value).__qualname__} of shape {value.shape}"
 

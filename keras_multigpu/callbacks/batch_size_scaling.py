@@ -88,7 +88,6 @@ class BatchSizeScaling(RateCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         size = require_known_size(self.run)
         self._multiply((size / self.base_batch_size) ** POWERS[self.rule])
-        super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -112,8 +111,10 @@ class BatchSizeScaling(RateCallback):
     def _multiply(self, factor: float) -> None:
         # By the change, not from the compiled rate, so that the changes of others stay.
         change, self.factor = factor / self.factor, factor
-        if change != 1.0 and self._rate is not None:
-            self._rate.multiply(change)
+        if self._rate is not None:
+            self._rate.scale = factor
+            if change != 1.0:
+                self._rate.multiply(change)
 
     def _end(self) -> None:
         if self._rate is not None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
 from keras_multigpu.callbacks.rate_of_run import RateCallback, RateOfRun
 from keras_multigpu.checks import real_number, require_positive_integer, value_error
 
@@ -30,8 +29,6 @@ class LearningRateWarmup(RateCallback):
         initial_rate: The rate of the first step. By default the unscaled rate of
             `BatchSizeScaling`; without that, the first of equal steps from zero.
     """
-
-    after = (BatchSizeScaling,)
 
     def __init__(
         self,
@@ -86,7 +83,7 @@ class LearningRateWarmup(RateCallback):
         # An optimizer whose step counter was reset is warmed up again.
         if not known or known["start"] > now:
             length = self._length()
-            first = self._first_fraction(rate.model_rate.next, length)
+            first = self._first_fraction(rate, length)
             known = {"start": now, "length": length, "over": False, "first": first}
         rate.set_warmup(**known, target=target, left=target, used=target)
         if not known["over"]:
@@ -108,12 +105,10 @@ class LearningRateWarmup(RateCallback):
             )
         return max(1, round((EPOCHS if self.epochs is None else self.epochs) * each))
 
-    def _first_fraction(self, target: float, length: int) -> float:
+    def _first_fraction(self, rate: RateOfRun, length: int) -> float:
         if self.initial_rate is None:
-            for callback in self.run.callbacks:
-                if isinstance(callback, BatchSizeScaling):
-                    return 1.0 / max(callback.factor, 1.0)
-            return 1.0 / (length + 1)
+            return 1.0 / (length + 1 if rate.scale is None else max(rate.scale, 1.0))
+        target = rate.model_rate.next
         if not self.initial_rate <= target:
             raise value_error(
                 "The warm-up would begin above its target rate.",

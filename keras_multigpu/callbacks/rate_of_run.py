@@ -16,10 +16,14 @@ class RateOfRun(Probe):
     """The rate of each step: records that of the last one, and raises it during a warm-up.
 
     An optimizer has one, in the graphs that are compiled for it; `of` begins a `fit` with it.
+
+    Attributes:
+        scale: What `BatchSizeScaling` has multiplied the rate by; None without it.
     """
 
     def __init__(self) -> None:
         self._strategy: tf.distribute.Strategy | None = None
+        self.scale: float | None = None
         self.model_rate: Rate
 
     @classmethod
@@ -166,10 +170,12 @@ class RateCallback(RunCallback):
         run = self.run
         # All change the same rate, which is watched once.
         if self is next(each for each in run.callbacks if isinstance(each, RateCallback)):
+            self._rate.scale = None
             run.watch(self._rate)
         run.after_end(self._end)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def _epoch_begun(self) -> None:
+        super()._epoch_begun()
         assert self._rate is not None
         if not self._begun:
             self._begin(self._rate)
@@ -182,7 +188,7 @@ class RateCallback(RunCallback):
             logs["learning_rate"] = self._rate.last
 
     def _begin(self, rate: RateOfRun) -> None:
-        """The first epoch begins."""
+        """The first epoch begins, and all callbacks have set its rate."""
 
     def _end(self) -> None:
         """`fit` is over, however it ended."""

@@ -34,14 +34,12 @@ class RunCallback(keras.callbacks.Callback):
         saved: The attributes that `ResumableCheckpoint` saves, and restores after `on_train_begin`
             of all callbacks: numbers, text, None, NumPy arrays, and lists and dicts of these. For
             anything else override `state`.
-        after: The callback classes that must come earlier in the list.
         single: Whether one `fit` may have only one.
     """
 
     needs: str | None = None
     writes: Sequence[str] = ()
     saved: Sequence[str] = ()
-    after: tuple[type[keras.callbacks.Callback], ...] = ()
     single: bool = False
 
     def __init__(self, *, verbose: int = 1) -> None:
@@ -130,13 +128,5 @@ def require_order(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
                 f"{' and '.join(f'`{one}`' for one in callback.writes)}.",
                 f"Expected {name} before all callbacks that read the logs.",
                 f"Move {name} to the front of `callbacks`.",
-                callbacks=names,
-            )
-    for other in callbacks[place:]:
-        if isinstance(other, callback.after):
-            first = type(other).__name__
-            raise value_error(
-                f"{name} comes before {first}, whose result it needs.",
-                f"Expected callbacks=[{first}, {name}].",
                 callbacks=names,
             )

@@ -98,6 +98,7 @@ ROWS = {
     "uneven": {"scale": (3, "linear"), "sizes": {1: 7}, "size": 3, "replicas": 2},
     # Goyal et al. 2017: from the base rate to the scaled one; then the batch grows again.
     "both": {"scale": (1, "linear"), "sizes": {1: 8}, "warm": {"steps": 4}},
+    "in the other order": {"scale": (1, "linear"), "warm": {"steps": 4}, "order": -1},
     "growing in the warm-up": {
         **{"scale": (1, "linear"), "sizes": {1: 8}, "warm": {"steps": 8}, "momentum": 0.9},
     },
@@ -157,7 +158,7 @@ def test_each_step_has_its_rate(name):
     logged = []
     for epochs in row.get("fits", [2]):
         given = {"examples": 22, "batch_size": row.get("size", 4), "epochs": epochs}
-        logged += train(model, *callbacks, **given).history["learning_rate"]
+        logged += train(model, *callbacks[:: row.get("order", 1)], **given).history["learning_rate"]
         if callable(rate):
             assert inner._learning_rate is rate
         else:
