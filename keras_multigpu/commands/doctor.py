@@ -1,7 +1,7 @@
 """`keras-multigpu doctor`: find what is wrong with this machine before a training does.
 
-Checks run in child processes, which print a line of JSON for each check; only they import
-TensorFlow. So whatever hangs, crashes or cannot be imported is reported like any other problem.
+Each check runs in a child process, which prints a line of JSON; only they import TensorFlow. So
+whatever hangs, crashes or cannot be imported is reported like any other problem.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu import __version__
@@ -35,12 +35,14 @@ CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "cluster": (checks.cluster, "Check that host names resolve: `getent hosts NAME`."),
     "tensorflow": (checks.tensorflow, SLOW),
     "gpus": (checks.gpus, DRIVER),
-    "links": (checks.links, NCCL),
     "step": (checks.step, NCCL),
 }
 """Each check, and what to do if it does not answer."""
 
-WITH_TENSORFLOW = ("tensorflow", "gpus", "links", "step")
+WITH_TENSORFLOW = ("tensorflow", "gpus", "step")
+
+START = '{"check"'
+"""How the line of JSON begins."""
 
 SHOWN = re.compile("(TF|KERAS|CUDA|NCCL|XLA|NVIDIA|OMP|SLURM)_|LD_LIBRARY_PATH$")
 """The environment variables that `--json` shows."""
@@ -58,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
     add("--only", default="", metavar="A,B", help=f"which checks to run, of {', '.join(CHECKS)}")
     add("--json", action="store_true", help="print JSON, for an issue")
     add("--folder", default=".", help="where a training would write (default: this folder)")
-    limit = "seconds that the checks may take together (default: 300)"
+    limit = "seconds that a check may take (default: 300)"
     add("--limit", type=at_least(float, 1), default=300.0, metavar="S", help=limit)
     add("--child", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -68,11 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.child:
         answer(argparse.Namespace(**json.loads(arguments.child)))
         return 0
-    answers = []
-    for each in run_checks(choose_checks(arguments), arguments):
-        answers.append(each)
+    answers: list[dict[str, Any]] = []
+    for name in choose_checks(arguments):
+        # Without TensorFlow the checks that need it are left out.
+        if name in WITH_TENSORFLOW and any(is_fatal(each) for each in answers):
+            continue
+        answers.append(answer_of_child(name, arguments))
         if not arguments.json:
-            print(in_lines(each), flush=True)
+            print(in_lines(answers[-1]), flush=True)
     if arguments.json:
         variables = {name: os.environ[name] for name in sorted(os.environ) if SHOWN.match(name)}
         facts = {"keras_multigpu": __version__, "platform": platform.platform()}
@@ -94,26 +99,14 @@ def choose_checks(arguments: argparse.Namespace) -> list[str]:
     return [name for name in CHECKS if name in asked]
 
 
-def run_checks(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each check's answer; if TensorFlow fails, the checks that need it are left out."""
-    # A check that does not answer costs its process; the rest get a new one.
-    while names:
-        for each in answers_of_child(names, arguments):
-            yield each
-            names = names[1:]
-            if is_fatal(each):
-                names = [name for name in names if name not in WITH_TENSORFLOW]
-
-
 def is_fatal(answer: dict[str, Any]) -> bool:
     """Whether this answer rules out all checks that need TensorFlow."""
     return answer["check"] == "tensorflow" and answer["verdict"] == "wrong"
 
 
-def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A process's answers, the last of which may say why a check did not answer."""
-    options = {name: each for name, each in vars(arguments).items() if name != "run"}
-    request = json.dumps({**options, "only": names})
+def answer_of_child(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The answer of a process, or why it has none."""
+    request = json.dumps({"check": name, "folder": arguments.folder})
     # It finds the same packages. When aborted it prints where it was, and leaves no core file.
     path = new_process.environment()["PYTHONPATH"]
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
@@ -139,13 +132,11 @@ def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> lis
             os.killpg(process.pid, signal.SIGKILL)
             raise
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    answers = [json.loads(line) for line in lines if line.startswith('{"check"')]
-    if len(answers) < len(names) and not (answers and is_fatal(answers[-1])):
-        name, ended = names[len(answers)], f"the process ended with {ending(process.returncode)}"
-        rest = Answer("wrong", what or ended, CHECKS[name][1])
-        said = [line for line in lines if not line.startswith('{"check"')]
-        answers.append(as_json(name, rest, said))
-    return answers
+    if lines and lines[-1].startswith(START):
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    ended = f"the process ended with {ending(process.returncode)}"
+    return as_json(name, Answer("wrong", what or ended, CHECKS[name][1]), lines)
 
 
 def as_json(name: str, found: Answer, output: Sequence[str] = ()) -> dict[str, Any]:
@@ -153,23 +144,21 @@ def as_json(name: str, found: Answer, output: Sequence[str] = ()) -> dict[str, A
 
 
 def answer(arguments: argparse.Namespace) -> None:
-    """Run the checks in the child process, and print a line of JSON for each."""
-    for name in arguments.only:
-        if name in WITH_TENSORFLOW:  # No cluster is joined.
-            for variable in new_process.OF_A_CLUSTER & os.environ.keys():
-                del os.environ[variable]
-        began, output = time.monotonic(), []
-        try:
-            found = CHECKS[name][0](arguments)
-        except Exception as error:  # A broken machine may raise anything.
-            found = Answer("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
-            if ". Expected " in str(error):
-                found = checks.in_three_parts("wrong", str(error))
-            output = traceback.format_exc().splitlines()
-        line = {**as_json(name, found, output), "seconds": round(time.monotonic() - began, 2)}
-        print("\n" + json.dumps(line), flush=True)
-        if is_fatal(line):
-            break
+    """Run a check in the child process, and print its answer as a line of JSON."""
+    name = arguments.check
+    if name in WITH_TENSORFLOW:  # No cluster is joined.
+        for variable in new_process.OF_A_CLUSTER & os.environ.keys():
+            del os.environ[variable]
+    began, output = time.monotonic(), []
+    try:
+        found = CHECKS[name][0](arguments)
+    except Exception as error:  # A broken machine may raise anything.
+        found = Answer("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
+        if ". Expected " in str(error):
+            found = checks.in_three_parts("wrong", str(error))
+        output = traceback.format_exc().splitlines()
+    line = {**as_json(name, found, output), "seconds": round(time.monotonic() - began, 2)}
+    print("\n" + json.dumps(line), flush=True)
     # A device that hangs would hang again during the shutdown.
     os._exit(0)
 

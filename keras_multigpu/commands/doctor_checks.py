@@ -1,4 +1,4 @@
-"""The checks of `keras-multigpu doctor`, the last four of which need TensorFlow."""
+"""The checks of `keras-multigpu doctor`, the last three of which need TensorFlow."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from keras_multigpu.cluster import apart, environment, managers, this_machine
 from keras_multigpu.writing import size_text
 
-REPORT = "Open an issue with what `keras-multigpu doctor --json` prints."
+REPORT = "Else open an issue with what `keras-multigpu doctor --json` prints."
 NCCL = (
     "Try NCCL_P2P_DISABLE=1; if that helps, switch off PCI access control (ACS) in the BIOS. "
     "`nvidia-smi topo -m` shows the links, and NCCL_DEBUG=INFO what NCCL does."
@@ -194,55 +194,12 @@ def gpus(arguments: argparse.Namespace) -> Answer:
     return worst(found)
 
 
-def devices() -> tuple[list[str], str]:
-    """All GPUs, or two logical CPU devices; and what a sentence calls them."""
-    from keras_multigpu.devices import device_count
-    from keras_multigpu.verification.in_this_process import devices_are_ready
-
-    count = device_count("GPU")
-    # Also lets GPUs take memory as they need it.
-    devices_are_ready(max(count, 2))
-    if not count:
-        return ["CPU:0", "CPU:1"], "2 logical CPU devices"
-    return [f"GPU:{index}" for index in range(count)], f"{count} GPU{'s' * (count > 1)}"
-
-
-def links(arguments: argparse.Namespace) -> Answer:
-    """Whether copies and sums between devices are right."""
-    import numpy as np
-    import tensorflow as tf
-
-    from keras_multigpu.replicas import get_strategy
-
-    names, called = devices()
-    for source in names:
-        with tf.device(source):
-            sent = tf.range(2**20, dtype="float32") + 1
-        for target in names:
-            with tf.device(target):
-                arrived = tf.identity(sent).numpy()
-            if not np.array_equal(arrived, np.arange(2**20, dtype="float32") + 1):
-                what = f"{target} receives other numbers than {source} sent"
-                return Answer("wrong", what, NCCL)
-    strategy = get_strategy("mirrored", devices=names)
-
-    def share(ones: tf.Tensor) -> tf.Tensor:
-        replica = tf.distribute.get_replica_context()
-        number = tf.cast(replica.replica_id_in_sync_group + 1, "float32")
-        return replica.all_reduce("sum", ones * number)
-
-    summed = tf.function(lambda ones: strategy.run(share, (ones,)))
-    parts = strategy.experimental_local_results(summed(tf.ones(2**20)))
-    if [float(part[-1]) for part in parts] != [sum(range(1, len(names) + 1))] * len(names):
-        return Answer("wrong", f"sums over {called} are wrong", NCCL)
-    return Answer("ok", f"copies and sums over {called} are right")
-
-
 def step(arguments: argparse.Namespace) -> Answer:
     """Whether a small training on all devices matches one device."""
     import keras
     import numpy as np
 
+    from keras_multigpu.devices import device_count
     from keras_multigpu.verification import in_this_process
 
     def build() -> keras.Model:
@@ -262,10 +219,14 @@ def step(arguments: argparse.Namespace) -> Answer:
         random = np.random.default_rng(0)
         return random.normal(size=(29, 8, 8, 3)), random.normal(size=(29, 3))
 
-    names, called = devices()
-    report = in_this_process.run(build, data, (len(names),), 2).reports[0]
+    count = device_count("GPU") or 2
+    # Also lets GPUs take memory as they need it.
+    in_this_process.devices_are_ready(count)
+    gpus = f"{count} GPU{'s' * (count > 1)}"
+    called = gpus if device_count("GPU") else "2 logical CPU devices"
+    report = in_this_process.run(build, data, (count,), 2).reports[0]
     if report.agrees:
         what = f"two steps on {called} and on one agree to {report.largest_difference:.0e}"
         return Answer("ok", what)
     how = report.error or f"differ, first in {report.first_difference}"
-    return Answer("wrong", f"two steps on {called} and on one: {how}", REPORT)
+    return Answer("wrong", f"two steps on {called} and on one: {how}", f"{NCCL} {REPORT}")

@@ -4,15 +4,20 @@ import argparse
 import hashlib
 import json
 import os
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import printable
-from keras_multigpu.commands.usage import at_least, usage_error, without_library_messages
+from keras_multigpu.commands.usage import (
+    at_least,
+    images_of,
+    path_in,
+    progress_bar,
+    usage_error,
+    without_library_messages,
+)
 from keras_multigpu.writing import one_at_a_time, size_text
 
 # A shard is large for the disk, and small enough to lose: a kill costs those being written.
@@ -48,10 +53,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with without_library_messages():
         # Only now, because TensorFlow takes seconds to import.
-        from keras_multigpu.data.sources import image_folder as tree
+        from keras_multigpu.data.sources.image_folder import class_folders
         from keras_multigpu.data.sources.packed_folder import ENDING, import_array_record
 
-    folder = os.path.expanduser(arguments.folder)
     output = os.path.normpath(os.path.expanduser(arguments.output))
     if not output.endswith(ENDING):
         raise usage_error(
@@ -60,15 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
             output=output,
         )
     import_array_record()
-    tree.require_folder(folder)
-    files, _ = tree.images_in(folder, None)
-    if not len(files):
-        raise usage_error("There are no images in the folder.", "Expected some.", folder=folder)
-    start = len(folder.rstrip("/")) + 1
-    paths = [files.path(row)[start:] for row in range(len(files))]
+    folder, files = images_of(arguments.folder)
+    paths = [path_in(folder, files.path(row)) for row in range(len(files))]
     states = files.states(range(len(files)), exact=False)
     sizes = [0 if state == "missing" else int(state) for state in states]
-    table = {"classes": tree.class_folders(folder), "total": len(paths)}
+    table = {"classes": class_folders(folder), "total": len(paths)}
     digest = hashlib.sha256(json.dumps([paths, sizes, table]).encode()).hexdigest()[:32]
     shards = plan(Path(output), sizes, arguments.shards)
     left = missing(shards, output, digest)
@@ -119,15 +119,12 @@ def pack_all(
     sizes: list[int],
     table: dict[str, Any],
 ) -> None:
-    import keras
     import numpy as np
 
     from keras_multigpu.data.pipeline.damage import DamagedExample
     from keras_multigpu.data.sources.packed_folder import write_shard
 
-    count = sum(len(shard.rows) for shard in shards)
-    bar = keras.utils.Progbar(count, unit_name="image") if sys.stdout.isatty() else None
-    lock = threading.Lock()
+    bar = progress_bar(sum(len(shard.rows) for shard in shards))
 
     def contents(rows: range) -> Iterator[bytes]:
         for row, call in zip(rows, files.contents(np.array(rows)), strict=True):
@@ -143,9 +140,7 @@ def pack_all(
                     file=files.path(row),
                 )
             yield content
-            if bar is not None:
-                with lock:
-                    bar.add(1)
+            bar(1)
 
     def pack(shard: Shard, wait: bool) -> bool:
         """Write a shard; whether it is there now, by this process or another."""

@@ -9,11 +9,12 @@ import os
 import sys
 import sysconfig
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from keras_multigpu.checks import error_of, problem
 
@@ -126,25 +127,61 @@ def load(argument: str, name: str) -> Callable[..., Any]:
     return function
 
 
+def images_of(folder: str) -> tuple[str, Any]:
+    """A folder, or its address, and the table of all images in it."""
+    from keras_multigpu.data.sources import image_folder
+
+    folder = os.path.expanduser(folder)
+    image_folder.require_folder(folder)
+    files, _ = image_folder.images_in(folder, None)
+    if not len(files):
+        raise usage_error(
+            "There are no images in the folder.",
+            f"Expected files that end in {', '.join(image_folder.EXTENSIONS)}.",
+            folder=folder,
+        )
+    return folder, files
+
+
+def path_in(folder: str, path: str) -> str:
+    return path[len(folder.rstrip("/")) + 1 :]
+
+
+def progress_bar(count: int) -> Callable[[int], object]:
+    """Takes how many more images are done, and shows it on a terminal."""
+    import keras
+
+    if not sys.stdout.isatty():
+        return lambda more: None
+    bar, lock = keras.utils.Progbar(count, unit_name="image"), threading.Lock()
+
+    def add(more: int) -> None:
+        with lock:
+            bar.add(more)
+
+    return add
+
+
 @contextlib.contextmanager
-def without_library_messages() -> Iterator[TextIO | None]:
-    """Hide what C libraries print, and yield the terminal, if there is one, to show progress on.
+def without_library_messages() -> Iterator[None]:
+    """Hide what C libraries print.
 
     TensorFlow and image decoders write to the standard error without Python. That output is shown
     only after an unexpected error.
     """
-    interactive = sys.stderr.isatty()
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w") as terminal:
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
         os.dup2(kept.fileno(), 2)
         failed = False
         try:
-            yield terminal if interactive else None
+            yield
         except Exception as error:
-            failed = not isinstance(error, UsageError)
+            failed = not says_all(error)
             raise
         finally:
-            os.dup2(terminal.fileno(), 2)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             if failed:
                 kept.seek(0)
                 sys.stderr.write(kept.read().decode(errors="replace"))

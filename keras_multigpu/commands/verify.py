@@ -3,8 +3,7 @@
 import argparse
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.commands.usage import load
+from keras_multigpu.commands.usage import at_least, load
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,9 +18,15 @@ def add_parser(subparsers: Any) -> None:
     add("model", metavar=name, help="a function that returns a new compiled model")
     data = "a function that returns (x, y) or a batched tf.data.Dataset"
     add("--data", metavar=name, required=True, help=data)
-    numbers = "the numbers of replicas to compare with one device (default: 2,4; with GPUs 2,all)"
-    add("--replicas", type=counts, metavar="N,N,...", help=numbers)
-    add("--steps", type=int, default=10, metavar="N", help="training steps (default: 10)")
+    numbers = "numbers of replicas to compare with one device (default: 2 4; with GPUs 2 and all)"
+    add("--replicas", type=at_least(int, 2), nargs="+", metavar="N", help=numbers)
+    add(
+        "--steps",
+        type=at_least(int, 1),
+        default=10,
+        metavar="N",
+        help="training steps (default: 10)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,20 +43,3 @@ def run(arguments: argparse.Namespace) -> int:
     data = load("--data", arguments.data)
     result = verify(build_model, data, replicas=replicas, steps=arguments.steps)
     return 0 if result.agrees else 1
-
-
-def counts(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 2:
-        raise argparse.ArgumentTypeError(
-            problem(
-                "these are not numbers of replicas.",
-                "Expected integers of at least 2 with commas between them.",
-                "Write for example `--replicas 2,4`.",
-                replicas=text,
-            )
-        )
-    return numbers

@@ -183,7 +183,7 @@ def test_a_whole_examination_leaves_the_machine_unchanged(tmp_path):
         PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
     )
     assert code == 0, found
-    assert set(found) == {"folder", "cluster", "tensorflow", "gpus", "links", "step"}
+    assert set(found) == {"folder", "cluster", "tensorflow", "gpus", "step"}
     what = "TensorFlow sees 0 of 2 GPUs; CUDA_VISIBLE_DEVICES='-1' hides the others"
     assert (found["gpus"]["verdict"], found["gpus"]["says"]) == ("look", what)
     assert found["cluster"]["verdict"] == "look"
