@@ -5,15 +5,13 @@ It runs on logical CPU devices, whose arithmetic is the same on every machine.
 
 import argparse
 import contextlib
-import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.commands.demo_digits import SIZE, write_digits
+from keras_multigpu.commands.demo_digits import SIZE, draw_digits
 from keras_multigpu.pictures import new_figure, plain_axes, write_png
 
 BATCH_SIZE = 16
@@ -44,7 +42,6 @@ those of one device.
 
 Next, check whether your own model trains on two and on four replicas as on one device:
     keras-multigpu verify my_package.models:build_model --data my_package.data:load
-or start from the script of the convnet above, `train_digits` in `keras_multigpu.commands.demo`.
 """
 
 
@@ -78,45 +75,8 @@ Results = dict[str, list[Result]]
 """The results of all cases, for each way of training."""
 
 
-def train_digits(folder: Path, verbose: str | int = "auto") -> None:
-    """An ordinary Keras script; lines marked `+` read images and distribute the model."""
-    import keras
-
-    import keras_multigpu as kmg  # +
-
-    two_replicas = kmg.strategy(devices=2)  # +
-    digits = kmg.data.from_directory(  # +
-        folder, color_mode="grayscale", image_size=SIZE, replica_batch_size=32
-    )
-    train, validation = digits.split(0.2)  # +
-    print(f"Training:   {train}\nValidation: {validation}\n")
-
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
-    model = kmg.distribute(model, two_replicas)  # +
-    rate = keras.optimizers.schedules.CosineDecay(0.004, decay_steps=15 * len(train))
-    model.compile(
-        keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
-    model.fit(train, epochs=15, validation_data=validation, verbose=verbose)
-    scores = model.evaluate(validation, verbose=0, return_dict=True)
-    count = validation.num_examples
-    print(f"\nValidation accuracy: {scores['accuracy']:.4f} on {count} new digits.\n")
-
-
-def compare(folder: Path) -> Results:
-    """Train each case in each way on the digits in a folder."""
+def compare() -> Results:
+    """Train each case in each way."""
     import keras
     import tensorflow as tf
 
@@ -125,9 +85,7 @@ def compare(folder: Path) -> Results:
     # Optimising the graphs takes longer than such short trainings.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     two_replicas = kmg.strategy(devices=2)
-    digits = kmg.data.from_directory(
-        folder, color_mode="grayscale", image_size=SIZE, global_batch_size=BATCH_SIZE, verbose=False
-    )
+    digits = kmg.data.from_arrays(*draw_digits(), global_batch_size=BATCH_SIZE)
     training, validation = digits.split(0.2)
     results: Results = {way: [] for way in WAYS}
     for case in CASES:
@@ -260,9 +218,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="train on two replicas and compare them with one device; about a minute",
-        description="Train a small convnet on a folder of drawn digits on two replicas, "
-        "then compare one device, two replicas with this package and two with stock Keras. Needs "
-        "no GPU and no network.",
+        description="Train small models on drawn digits, on one device, and on two replicas with "
+        "this package and with stock Keras. Needs no GPU and no network.",
     )
     where = "where the picture goes (default: demo_results)"
     parser.add_argument("--folder", type=Path, default=Path("demo_results"), help=where)
@@ -276,15 +233,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     tf.config.set_visible_devices([], "GPU")
     kmg.strategy(devices=2)  # Splits the CPU before TensorFlow's first operation.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_digits(folder)
-        print("1. A convnet learns digits, a folder of PNG files, on two replicas.\n")
-        # Keras's progress bar would fill a file or a pipe with escape codes.
-        train_digits(folder, "auto" if sys.stdout.isatty() else 2)
-        print("2. Small trainings whose batches cannot be shared evenly, on one device and on two")
-        print("   replicas, with this package and with stock Keras. Please wait ...\n")
-        results = compare(folder)
+    print("Small trainings whose batches cannot be shared evenly. Please wait ...\n")
+    results = compare()
     print(table(results))
     print(
         CLOSING.format(

@@ -1,6 +1,4 @@
-"""A folder of digits in many handwritings, drawn here so that nothing is downloaded."""
-
-from pathlib import Path
+"""Digits in many handwritings, drawn here so that nothing is downloaded."""
 
 import numpy as np
 
@@ -22,20 +20,9 @@ SHAPES = """
 """
 
 
-def write_digits(folder: Path) -> None:
-    import tensorflow as tf
-
+def draw_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Grey images, rotated, slanted, stretched, moved and blurred at random, and their kinds."""
     kinds = np.arange(COUNT) % 10
-    for folder_of in range(10):
-        (folder / str(folder_of)).mkdir()
-    for number, (image, kind) in enumerate(zip(draw_digits(kinds), kinds, strict=True)):
-        (folder / str(kind) / f"{number:04}.png").write_bytes(
-            tf.io.encode_png(image[..., None]).numpy()
-        )
-
-
-def draw_digits(kinds: np.ndarray) -> np.ndarray:
-    """Grey images of digits, each rotated, slanted, stretched, moved and blurred at random."""
     # The same seed gives the same digits, and so about the same table, on every machine.
     random = np.random.default_rng(0)
     rows = [[list(part) for part in line.split()] for line in SHAPES.split("\n") if line]
@@ -56,4 +43,4 @@ def draw_digits(kinds: np.ndarray) -> np.ndarray:
     near_columns = np.exp((right[..., None] - width) ** 2 * spread)
     images = np.einsum("nyxh,nyxw,nhw->nyx", near_rows, near_columns, ink[kinds])
     images = images * vary(0.7, 1.1) + random.normal(0, 0.08, images.shape)
-    return (images.clip(0, 1) * 255).round().astype(np.uint8)
+    return (images.clip(0, 1) * 255).round()[..., None].astype("float32"), kinds

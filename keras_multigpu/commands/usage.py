@@ -84,20 +84,10 @@ def check_script_or_module(name: str) -> None:
         check_script(name)
 
 
-def not_imported(argument: str, name: str, why: object) -> UsageError:
-    return usage_error(
-        f"The function given as {argument} cannot be imported: {why}.",
-        "Expected a module that can be imported from this directory, and a function in it.",
-        "Check the spelling, and run the command in the directory that holds the module.",
-        name=name,
-        directory=os.getcwd(),
-    )
-
-
-def parts_of(argument: str, name: str) -> tuple[str, str]:
-    """The module and the function of a name, with the working folder on Python's path."""
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
+def load(argument: str, name: str) -> Callable[..., Any]:
+    """Import a user's function, given as `module:function`, from the working folder too."""
+    module_name, _, function_name = name.partition(":")
+    if not (module_name and function_name):
         raise usage_error(
             f"The name given as {argument} is incomplete.",
             "Expected a module and a function in it, with a colon between them.",
@@ -106,16 +96,16 @@ def parts_of(argument: str, name: str) -> tuple[str, str]:
         )
     if os.getcwd() not in sys.path:  # As with `python -m`.
         sys.path.insert(0, os.getcwd())
-    return module_name, function_name
-
-
-def load(argument: str, name: str) -> Callable[..., Any]:
-    """Import a user's function, given as `module:function`."""
-    module_name, function_name = parts_of(argument, name)
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise not_imported(argument, name, error) from error
+        raise usage_error(
+            f"The function given as {argument} cannot be imported: {error}.",
+            "Expected a module that can be imported from this directory, and a function in it.",
+            "Write the module as `import` does: `my_package.models:build_model`.",
+            name=name,
+            directory=os.getcwd(),
+        ) from error
     if not callable(function):
         raise usage_error(
             f"What was given as {argument} is not a function.",

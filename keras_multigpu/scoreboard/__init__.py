@@ -4,7 +4,6 @@ board       the parts, each in a process with limits, and the table
 part        a process that runs the checks of a part
 machine     devices, a strategy over them, rows of the table; the facts
 exactness   the spread of one device, and small trainings on all against one
-sums        sums and gathers of each type
 networks    the networks whose speed is measured, on one device, in stock Keras and here
 speed       steps, scaling and peak memory
 overlap     how much of the sums is hidden behind computing

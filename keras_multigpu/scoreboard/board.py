@@ -51,7 +51,6 @@ PARTS = {  # In this order: a board that runs out of time has the most important
     "float16": Part(f"{HERE}.speed", 150, ["transformer", "mixed_float16"]),
     "tf32": Part(f"{HERE}.exactness", 90, ["tf32"]),
     "xla": Part(f"{HERE}.speed", 200, ["transformer", "float32", True]),
-    "sums": Part(f"{HERE}.sums", 60),
 }
 
 LEFT = 1 / 3

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.devices import forget_peaks
 from keras_multigpu.scoreboard.machine import CPU, Checks, Row, chips, devices, strategy
 from keras_multigpu.scoreboard.networks import SYSTEMS, batches, made
 from keras_multigpu.scoreboard.overlap import hidden_sums
@@ -47,7 +48,7 @@ def measured(network: str, policy: str, jit: bool) -> Iterator[Row]:
         yield Row("stock: a step", skipped="stock Keras fails with XLA on several devices")
     for system in SYSTEMS[: 2 if jit else 3]:
         held, began = held_bytes("current"), time.perf_counter()
-        reset_peaks()
+        forget_peaks()
         try:
             model = made(system, network, policy, jit)
             model.fit(batches(network, batch_of(system), WARM_UP), verbose=0)
@@ -108,8 +109,3 @@ def held_bytes(kind: str) -> list[int]:
     """The bytes that each GPU holds now ("current"), or has held since the last reset ("peak")."""
     names = [] if CPU else devices()
     return [tf.config.experimental.get_memory_info(name)[kind] for name in names]
-
-
-def reset_peaks() -> None:
-    for name in [] if CPU else devices():
-        tf.config.experimental.reset_memory_stats(name)

@@ -23,6 +23,7 @@ def test_a_training_that_differs_exits_with_one(capsys):
         (MODELS, "The name given as the model is incomplete."),
         (":right", "The name given as the model is incomplete."),
         ("no_such_module:right", "cannot be imported: No module named 'no_such_module'."),
+        ("models.py:right", "Write the module as `import` does"),
         (f"{MODELS}:wrong", f"module '{MODELS}' has no attribute 'wrong'."),
         (f"{MODELS}:__name__", "What was given as the model is not a function."),
     ],
