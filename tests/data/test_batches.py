@@ -163,13 +163,6 @@ def test_batches_are_always_true():
     assert kmg.data.from_dataset(tf.data.Dataset.range(5).filter(lambda _: True), batched=False)
 
 
-def test_stock_keras_trains_on_an_epoch():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    assert isinstance(numbered(10).epoch(0), tf.data.Dataset)
-    assert len(model.fit(numbered(10).epoch(0), shuffle=False, verbose=0).epoch) == 1
-
-
 def test_deleted_datasets_free_their_memory():
     array = np.zeros((10, 1))
     kept = weakref.ref(array)

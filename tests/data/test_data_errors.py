@@ -107,6 +107,14 @@ class OneHot(keras.utils.PyDataset):
         return np.array([index, index])
 
 
+class Numbers(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.arange(3)
+
+
 def images(**generator):
     flows = tf.keras.preprocessing.image  # noqa: TID251 (the flows are one of the sources)
     return flows.ImageDataGenerator(**generator).flow(np.zeros((3, 4, 4, 3)), np.zeros(3))
@@ -185,6 +193,10 @@ ARRAYS = [
     (arrays(pd.DataFrame({"a": [1, 2], "b": ["c", "d"]})), "other than texts.*int"),
     (arrays(np.zeros((2, 1)), {"a": np.array([1, 2], object)}), "texts.*asarray.array, float.*int"),
     (arrays(np.zeros((2, 1)), None, np.array(["a", "b"])), "other than numbers.*first=.'a'"),
+    (dataset(Slices(np.arange(9)), balance="oversample"), "a stream.*Pass `class_weight` to `fit`"),
+    (dataset(Slices(np.arange(9)), cache="memory"), "`cache` needs examples .* is a stream"),
+    (dataset(Slices(np.arange(9)), on_error="skip"), "a dataset does not name its damaged"),
+    (flow(Numbers(), steps=2), "a PyDataset that has a length"),
     (dataset(Slices(np.arange(9)), batched="yes"), "`batched` has an unknown value"),
     (dataset(Slices((np.arange(9),) * 4)), "has 4 parts"),
     (dataset(Slices(tf.sparse.eye(3))), "cannot be cut into shards.*tf.sparse.to_dense"),

@@ -101,12 +101,6 @@ def test_class_names_define_the_numbers(paths):
     assert batches.class_counts == {"emu": 4, "dog": 4, "cat": 4, "yak": 0}
 
 
-def test_sample_weights_are_kept(paths):
-    _, (_, labels, weights) = unshuffled(paths[:3], [0, 1, 0], [1, 0.5, 2])
-    assert weights.tolist() == [1, 0.5, 2]
-    assert weights.dtype == np.float32
-
-
 def test_the_weight_of_a_mask_counts_for_all_its_pixels(paths):
     """Keras would take a plain vector for weights of columns, or raise an error."""
     _, (_, masks, weights) = unshuffled(paths[:3], paths[:3], [1, 0.5, 2], **MASKS)
@@ -209,7 +203,14 @@ def test_generators_are_read_like_lists(paths):
     assert (labels.numpy().tolist(), weights.numpy().tolist()) == ([0, 1, 0], [0, 0.5, 1])
 
 
-# Mistakes.
+def test_paths_of_any_folders_and_bytes_are_kept_in_their_order(folder, tmp_path):
+    names = ["b/1.png", "süd/Grüße.png", "b/写真.png", "top.png", os.fsdecode(b"s\xff\xfe.png")]
+    for number, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((folder / f"{number:02}.png").read_bytes())
+    batches, (found,) = unshuffled(names, root=tmp_path)
+    assert found == [0, 1, 2, 3, 4]
+    assert batches.file_paths == [f"{tmp_path}/{name}" for name in names]
 
 
 def test_a_tilde_means_the_home_folder(folder, monkeypatch):

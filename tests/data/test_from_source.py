@@ -65,26 +65,6 @@ def array_record(folder):
     return array_record_data_source.ArrayRecordDataSource(path)
 
 
-def torch_dataset():
-    torch = pytest.importorskip("torch")
-    pairs = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    return torch.utils.data.Subset(pairs, range(COUNT))
-
-
-def grain_dataset():
-    grain = pytest.importorskip("grain")
-    return grain.MapDataset.source(Numbered())
-
-
-def local_mds(folder):
-    streaming = pytest.importorskip("streaming")
-    columns = {"x": "ndarray:float32:4", "y": "int"}
-    with streaming.MDSWriter(out=str(folder), columns=columns, size_limit=200) as writer:
-        for x, y in zip(X, Y, strict=True):
-            writer.write({"x": x, "y": int(y)})
-    return streaming.LocalDataset(str(folder))
-
-
 def of_bytes(record):
     return np.frombuffer(record[:16], np.float32), record[16]
 
@@ -113,9 +93,6 @@ SOURCES = {
         lambda _: table(), lambda row: (np.float32([row[each] for each in "abcd"]), row["y"])
     ),
     "array_record": source(array_record, of_bytes),
-    "torch": source(lambda _: torch_dataset()),
-    "grain": source(lambda _: grain_dataset()),
-    "mds": source(local_mds, identify_dict),
     "TFRecord": records,
 }
 

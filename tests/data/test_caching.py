@@ -1,21 +1,16 @@
 """Examples are decoded once, with a cache in memory or in a folder."""
 
-import gc
 import logging
 import sys
 import time
-import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.example_source import ExampleSource
-from numbered_examples import Numbers, numbers_of
+from numbered_examples import Numbers, fill, numbers_of
 
-from keras_multigpu.data import Batches
+from keras_multigpu.data import Batches, from_arrays
 from keras_multigpu.data.caching import filling
-from keras_multigpu.data.caching.cached_source import add_cache
-from keras_multigpu.data.caching.filling import fill
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -58,20 +53,6 @@ def test_a_part_decodes_only_its_own_examples(where):
     assert sorted(source.read_ones) == list(range(100))
 
 
-def test_rows_of_several_parts_are_read_together(where):
-    source = Numbers(9)
-    seeds = np.zeros((9, 2), np.int32)
-    kept = add_cache(source, where)
-    for rows in ([1, 4, 8], [0, 4, 5], [8, 7, 6, 3, 2]):
-        kept.prepare(np.array(rows))
-    out = [np.zeros((9, 2, 2, 1), np.uint8), np.zeros(9, np.int32)]
-    indices = np.array([8, 7, 6, 5, 4, 3, 2, 1, 0])
-    assert kept.read(out, indices, seeds) == []
-    assert out[0][:, 1, 1, 0].tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert out[1].tolist() == [2, 1, 0, 2, 1, 0, 2, 1, 0]
-    assert sorted(source.read_ones) == list(range(9))
-
-
 # Damage.
 
 
@@ -91,7 +72,6 @@ def test_damaged_examples_are_reported_in_every_epoch(where):
 def test_a_damaged_example_raises_when_it_is_used(where):
     source = Numbers(10, damaged=[3])
     batches = Batches(source, global_batch_size=1, cache=where, shuffle=False)
-    batches.reading().source.prepare()
     with pytest.raises(tf.errors.InvalidArgumentError, match="example 3 of numbers cannot be read"):
         numbers_of(batches.epoch(0))
     assert numbers_of(batches.epoch(0, start=4)) == [4, 5, 6, 7, 8, 9]
@@ -117,47 +97,19 @@ def test_examples_read_before_an_error_stay_cached(where="memory"):
     assert 100 <= len(source.read_ones) <= 600
 
 
-# Refusals.
-
-
-def test_random_crops_are_not_frozen(where):
-    with pytest.raises(ValueError, match=r"drawn again .* would freeze .*RandomCrop.* Received"):
-        Batches(Numbers(draws=True), cache=where)
-
-
 def test_texts_are_cached_in_memory_only(tmp_path):
-    class Texts(ExampleSource):
-        name = "texts"
-        num_examples = 3
-        spec = (tf.TensorSpec((), tf.string), None, None)
-
-        def read_one(self, index, seed):
-            return f"text {index}".encode(), None, None
-
-    batches = Batches(Texts(), global_batch_size=2, cache="memory", shuffle=False)
+    texts = np.array(["text 0", "text 1", "text 2"])
+    batches = from_arrays(texts, global_batch_size=2, cache="memory", shuffle=False)
     assert [x.numpy().tolist() for x in batches.epoch(0)] == [[b"text 0", b"text 1"], [b"text 2"]]
     with pytest.raises(ValueError, match=r"hold text\. .*cache=\"memory\".* Received"):
-        Batches(Texts(), cache=tmp_path)
-
-
-# In memory.
-
-
-def test_the_memory_is_freed_with_the_batches():
-    source = Numbers(10)
-    batches = Batches(source, global_batch_size=4, cache="memory")
-    batches.reading().source.prepare()
-    array = weakref.ref(batches.reading().source._cache._blocks[0][0])
-    del batches, source
-    gc.collect()
-    assert array() is None
+        from_arrays(texts, cache=tmp_path)
 
 
 def test_too_little_memory_is_refused():
     source = Numbers(10)
     source.spec = (tf.TensorSpec((2**40,), tf.float32), None, None)
     with pytest.raises(MemoryError, match=r"take 40 TiB, and .* of memory are available\. .* 90%"):
-        add_cache(source, "memory").prepare()
+        fill(source, "memory")
     assert source.read_ones == []
 
 
@@ -167,9 +119,9 @@ def test_only_long_work_shows_its_progress(capsys, caplog, monkeypatch, terminal
     monkeypatch.setattr(filling, "QUIET_SECONDS", 0 if is_long else 60)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        fill(Numbers(100), np.arange(100), "here", lambda low, high: None)
+        fill(Numbers(100), "memory")
     lines = [
-        "Caching 100 examples of numbers here (800 bytes).",
+        "Caching 100 examples of numbers in memory (800 bytes).",
         "Cached 100 examples in 0 s.",
     ]
     assert caplog.messages == lines * is_long
@@ -177,15 +129,14 @@ def test_only_long_work_shows_its_progress(capsys, caplog, monkeypatch, terminal
 
 
 def test_after_an_error_no_further_piece_is_read():
-    read = []
+    class Failing(Numbers):
+        def read_one(self, index, seed):
+            if index == 0:
+                raise RuntimeError("the disk is gone")
+            time.sleep(0.001)  # Reading all of the others would take many seconds.
+            return super().read_one(index, seed)
 
-    def fail(low, high):
-        read.append(low)
-        if low:
-            time.sleep(0.1)  # Reading all of the others would take many seconds.
-        else:
-            raise RuntimeError("the disk is gone")
-
+    source = Failing(50_000)
     with pytest.raises(RuntimeError, match="the disk is gone"):
-        fill(Numbers(100_000), np.arange(100_000), "here", fail)
-    assert len(read) < 100_000 // filling.PIECE_EXAMPLES
+        fill(source, "memory")
+    assert len(source.read_ones) < 25_000

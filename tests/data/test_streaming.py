@@ -104,14 +104,11 @@ def test_an_epoch_without_batches_is_an_error(settings):
         next(iter(made.epochs()))
 
 
-def test_damage_is_named():
+def test_damaged_examples_are_named_or_skipped():
     made = batches(damaged=[5])
     with pytest.raises(tf.errors.OpError, match="number 5 cannot be read: it is odd") as raised:
         lists(made.epoch(0))
     assert isinstance(made.reading().failure_in(raised.value), DamagedExample)
-
-
-def test_damaged_examples_are_skipped():
     made = batches(damaged=[1, 5], shuffle=False, on_error="skip")
     with pytest.warns(UserWarning, match=r"Epoch 1 skipped 2 .*number 1 \(it is odd\), num"):
         found = list(made.epoch(0))
@@ -131,18 +128,3 @@ def test_predictions_keep_the_rows_of_damaged_examples(damaged):
         ([8, 9], flags[8:]),
     ]
     assert made.marks_missing and not made.may_lose_examples
-
-
-@pytest.mark.parametrize(
-    ("stream", "settings", "message"),
-    [
-        ({}, {"balance": "oversample"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
-        ({}, {"cache": "memory"}, "`cache` needs examples .*numbers is a stream"),
-        ({"names_damage": False}, {"on_error": "skip"}, "numbers does not name its damaged"),
-    ],
-)
-def test_unsupported_settings_are_refused(stream, settings, message):
-    numbers = Numbers(10)
-    vars(numbers).update(stream)
-    with pytest.raises(ValueError, match=message):
-        Batches(numbers, **settings)

@@ -2,10 +2,9 @@
 
 import time
 
-import numpy as np
-from numbered_examples import Numbers
+from numbered_examples import Numbers, numbers_of
 
-from keras_multigpu.data.caching.cached_source import add_cache
+from keras_multigpu.data import Batches
 
 
 class SlowNumbers(Numbers):
@@ -20,7 +19,7 @@ class SlowNumbers(Numbers):
         return super().read_one(index, seed)
 
 
-def fill(folder, seconds, results):
+def read(folder, seconds, results):
     """Send how many examples were read, and the numbers and damage of the cache.
 
     Args:
@@ -29,8 +28,6 @@ def fill(folder, seconds, results):
         results: A connection.
     """
     source = SlowNumbers(seconds)
-    kept = add_cache(source, folder)
-    kept.prepare()
-    out = [np.zeros((200, 2, 2, 1), np.uint8), np.zeros(200, np.int32)]
-    damaged = kept.read(out, np.arange(200)[::-1], np.zeros((200, 2), np.int32))
-    results.send((len(source.read_ones), out[0][1:, 0, 0, 0].tolist(), damaged))
+    batches = Batches(source, cache=folder, shuffle=False, on_error="skip")
+    numbers = numbers_of(batches.epoch(0))
+    results.send((len(source.read_ones), numbers, batches.quarantine))

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 from helpers.example_source import ExampleSource
 
+from keras_multigpu.data import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 
@@ -29,6 +30,12 @@ class Numbers(ExampleSource):
 
     def identity(self, exact=False):
         return f"numbers, {self.settings}"
+
+
+def fill(source, where, count=None):
+    """Fill the cache of a source, or of its first examples."""
+    batches = Batches(source, cache=where, shuffle=False)
+    (batches if count is None else batches.take(count)).epoch(0)
 
 
 def numbers_of(dataset):

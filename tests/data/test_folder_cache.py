@@ -15,21 +15,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from caching_processes import fill
+from caching_processes import read
 from helpers.processes_left import PATIENCE
-from numbered_examples import Numbers, numbers_of
+from numbered_examples import Numbers, fill, numbers_of
 
 from keras_multigpu.data import Batches
-from keras_multigpu.data.caching.cached_source import add_cache
 
 
 def test_other_settings_get_their_own_cache(tmp_path):
     for source in (Numbers(10), Numbers(10, settings="grey"), Numbers(9)):
-        add_cache(source, tmp_path).prepare()
+        fill(source, tmp_path)
         assert len(source.read_ones) == source.num_examples
     assert len(list(tmp_path.glob("*.cache"))) == 3
     again = Numbers(10)
-    add_cache(again, tmp_path).prepare()
+    fill(again, tmp_path)
     assert again.read_ones == []
 
 
@@ -72,7 +71,7 @@ def link(path):
 
 @pytest.mark.parametrize("damage", [cut, longer, foreign, pipe, link])
 def test_a_damaged_file_is_rebuilt(tmp_path, damage, caplog):
-    add_cache(Numbers(10), tmp_path).prepare(np.arange(5) if damage is link else None)
+    fill(Numbers(10), tmp_path, 5 if damage is link else None)
     damage(path := file_of(tmp_path))
     others = [one.read_bytes() for one in tmp_path.glob("elsewhere")]
     again = Numbers(10)
@@ -96,7 +95,7 @@ def change_a_byte(path, place):
     "place", [4 * 7, 4 * 10 + 8 * 7, 4 * 10 + 8 * 7 + 4], ids=["checksum", "image", "class"]
 )
 def test_a_cache_with_a_changed_byte_is_rebuilt(tmp_path, place, caplog):
-    add_cache(Numbers(10), tmp_path).prepare()
+    fill(Numbers(10), tmp_path)
     change_a_byte(file_of(tmp_path), HEADER + place)
     # Some in the first epoch, and all for the cache, before the second.
     for is_damaged in (True, False):
@@ -135,31 +134,30 @@ def test_changing_a_file_during_reading_kills_no_process(tmp_path, change, caplo
 
 
 def test_a_link_in_place_of_a_lock_is_named(tmp_path):
-    add_cache(Numbers(10), tmp_path / "cache").prepare(np.arange(5))
+    fill(Numbers(10), tmp_path / "cache", 5)
     lock = next(tmp_path.glob("cache/*.lock"))
     lock.unlink()
     lock.symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match=r"cannot be written: Too many levels of symbolic links\."):
-        add_cache(Numbers(10), tmp_path / "cache").prepare()
+        fill(Numbers(10), tmp_path / "cache")
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_full_disk_loses_nothing(tmp_path):
     """A limit on file sizes stands for the full disk."""
     source = Numbers(1000)
-    kept = add_cache(source, tmp_path)
-    kept.prepare(np.arange(10))
+    fill(source, tmp_path, 10)
     path = file_of(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size - 8 * 300, before[1]))
     try:
         with pytest.raises(OSError, match=r"cannot be written: File too large\. Expected"):
-            kept.prepare()
+            fill(source, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert cached_in(path, 1000) >= 300
     source.read_ones.clear()
-    kept.prepare()
+    fill(source, tmp_path)
     assert len(source.read_ones) <= 700
     content = path.read_bytes()[HEADER + 4000 :]
     assert list(content[::8]) == [number % 256 for number in range(1000)]
@@ -167,8 +165,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
 
 def test_a_repaired_example_is_read_by_the_next_process(tmp_path):
     """A new source, like a new process, knows nothing of the earlier attempt."""
-    before = add_cache(Numbers(10, damaged=[3]), tmp_path)
-    before.prepare()
+    fill(Numbers(10, damaged=[3]), tmp_path)
     repaired = Numbers(10)
     batches = Batches(repaired, global_batch_size=4, cache=tmp_path)
     assert sorted(numbers_of(batches.epoch(0))) == list(range(10))
@@ -180,14 +177,13 @@ def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 21, 79))
     source = Numbers(10)
     # Ten examples: four bytes of pixels, and four of the class.
-    kept = add_cache(source, tmp_path / "cache")
     with pytest.raises(OSError, match=r"take 80 bytes, and 79 bytes are free") as error:
-        kept.prepare()
+        fill(source, tmp_path / "cache")
     assert error.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
     assert source.read_ones == []
     monkeypatch.undo()
-    kept.prepare()
+    fill(source, tmp_path / "cache")
     assert cached_in(file_of(tmp_path / "cache"), 10) == 10
 
 
@@ -195,7 +191,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(OSError, match=r"cannot be written: .* Expected a folder .*file"):
-        add_cache(Numbers(), path).prepare()
+        fill(Numbers(), path)
 
 
 @contextlib.contextmanager
@@ -215,16 +211,13 @@ def test_a_complete_cache_can_be_read_from_a_read_only_folder(caplog):
     with tempfile.TemporaryDirectory() as top:
         os.chmod(top, 0o755)
         folder = Path(top) / "cache"
-        add_cache(Numbers(10, damaged=[9]), folder).prepare()
+        fill(Numbers(10, damaged=[9]), folder)
         for path in [folder, *folder.iterdir()]:
             path.chmod(0o555)
         again = Numbers(10, damaged=[9])
-        kept = add_cache(again, folder)
-        out = [np.zeros((10, 2, 2, 1), np.uint8), np.zeros(10, np.int32)]
-        with without_rights():
-            kept.prepare()
-            damaged = kept.read(out, np.arange(10), np.zeros((10, 2), np.int32))
-        assert damaged == [(9, "torn in two")] and out[0][:9, 0, 0, 0].tolist() == [*range(9)]
+        batches = Batches(again, cache=folder, shuffle=False, on_error="skip")
+        with without_rights(), pytest.warns(UserWarning, match="torn in two"):
+            assert numbers_of(batches.epoch(0)) == [*range(9)]
         assert again.read_ones == [9], "only the damaged one is read again"
         assert "cannot be written: 1 of its examples" in caplog.text
         # A missing cache has to be written.
@@ -233,7 +226,7 @@ def test_a_complete_cache_can_be_read_from_a_read_only_folder(caplog):
         folder.chmod(0o555)
         said = "The cache cannot be written: Permission denied. Expected a folder"
         with without_rights(), pytest.raises(PermissionError, match=said):
-            add_cache(Numbers(10), folder).prepare()
+            fill(Numbers(10), folder)
 
 
 # Processes
@@ -242,7 +235,7 @@ def test_a_complete_cache_can_be_read_from_a_read_only_folder(caplog):
 @pytest.fixture(scope="module")
 def context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["keras_multigpu.data.caching.cached_source"])
+    context.set_forkserver_preload(["keras_multigpu.data"])
     return context
 
 
@@ -252,7 +245,7 @@ def start(context):
 
     def start(folder, seconds=0.002):
         results, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=fill, args=(folder, seconds, theirs))
+        process = context.Process(target=read, args=(folder, seconds, theirs))
         process.start()
         theirs.close()
         started.append((process, results))
@@ -266,7 +259,7 @@ def start(context):
         results.close()
 
 
-CONTENT = ([*range(198, -1, -1)], [(0, "torn in two")])
+CONTENT = ([*range(199)], [("example 199 of numbers", "torn in two")])
 
 
 def result(process, results):
