@@ -44,6 +44,9 @@ test: export KMG_QUICK := $(if $(KMG_ALL_REPLICAS),0,1)
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(addprefix test-,$(AREAS) keras)
 
+# With oneDNN, which fuses and rounds in its own way, as on the CPUs of users.
+test-exactness test-contract: export TF_ENABLE_ONEDNN_OPTS ?= 1
+
 # The lines of two areas come mixed while tests run; what else pytest has to say comes in one piece.
 $(AREAS:%=test-%): SHELL := /bin/bash
 $(AREAS:%=test-%): test-%: $(INSTALLED)

@@ -18,7 +18,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # finds a bug. `make test-all`, and any other way to run the tests, runs what users run.
 QUICK = os.environ.get("KMG_QUICK") == "1"
 if QUICK:
-    # Looking for operations that oneDNN can replace takes a twentieth of the time.
+    # Looking for operations that oneDNN can replace takes a twentieth of the time. The Makefile
+    # leaves it on where trainings are compared, in tests/exactness/ and tests/contract/.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 # Without GPUs the tests are the same on every machine; set the variable to use them.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

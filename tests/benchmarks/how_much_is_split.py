@@ -18,33 +18,25 @@ os.environ.setdefault("KMG_ALL_REPLICAS", "1")
 from report import main
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "training" / "steps")]
-
-GATHERS = dict[str, set[str]]
+sys.path.insert(0, str(TESTS))
 
 
-def tables() -> dict[str, GATHERS]:
+def tables() -> dict[str, dict[str, str]]:
     """What each row of each table gathers; "alone" if one replica takes the whole batch."""
     from exactness import test_every_layer as layers
     from exactness import test_keras_hub as hub
     from exactness.cases import CASES
     from exactness.test_every_application import FAMILIES
-    from exactness.test_replicas_agree import GATHERED
-    from published.table import BY_NAME
 
     words = {
-        name: {"ResourceScatterSub"} if isinstance(hub.model_of(name).input, dict) else set()
+        name: "ResourceScatterSub" if isinstance(hub.model_of(name).input, dict) else ""
         for name in hub.MODELS
     }
     return {
-        "trainings of many kinds": {case.name: GATHERED.get(case.name, set()) for case in CASES},
-        "published `train_step`s, of keras.io and others": {
-            name: set(case.gathers) | ({"alone"} if case.alone else set())
-            for name, case in BY_NAME.items()
-        },
-        "layers of Keras": {name: layers.GATHERS.get(name, set()) for _, name in layers.NAMES},
-        "families of `keras.applications`": dict.fromkeys(FAMILIES, set()),
-        "families of keras-hub": {n: words[n] | hub.TORN.get(n, set()) for n in hub.MODELS},
+        "trainings of many kinds": {case.name: case.gathers for case in CASES},
+        "layers of Keras": {name: layers.GATHERS.get(name, "") for _, name in layers.NAMES},
+        "families of `keras.applications`": dict.fromkeys(FAMILIES, ""),
+        "families of keras-hub": {n: words[n] + hub.TORN.get(n, "") for n in hub.MODELS},
     }
 
 

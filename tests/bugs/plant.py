@@ -85,7 +85,7 @@ def main(area, part=""):
         KERAS_BACKEND="tensorflow",
         CUDA_VISIBLE_DEVICES="-1",
         TF_CPP_MIN_LOG_LEVEL="3",
-        TF_ENABLE_ONEDNN_OPTS="0",
+        TF_ENABLE_ONEDNN_OPTS="1",
     )
     sys.path.append(str(ROOT / "tests" / "helpers" / "quick_start"))
     import fast_keras  # noqa: F401

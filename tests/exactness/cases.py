@@ -26,7 +26,7 @@ from helpers.all_replicas import ALL_REPLICAS
 from keras import callbacks, layers, losses, metrics, optimizers, regularizers
 
 from exactness import models as made
-from exactness import recipes
+from exactness import steps
 from exactness.elsewhere import ELSEWHERE
 from keras_multigpu.keras_internals.versions import minor
 
@@ -80,6 +80,9 @@ class Case:
         kind: Of the replicas' strategy.
         after: What is called after the training.
         shard: What replicas divide.
+        gathers: The types of operations for which rows are gathered, so that no row becomes exact
+            by becoming slow.
+        in_graph: Whether plain Keras needs a graph for it, too.
     """
 
     name: str
@@ -94,6 +97,8 @@ class Case:
     kind: str = "mirrored"
     after: tuple[str, ...] = ("evaluate", "predict")
     shard: str | None = None
+    gathers: str = ""
+    in_graph: bool = False
 
     def compiled(self) -> keras.Model:
         """The compiled model, always with the same first weights."""
@@ -220,6 +225,8 @@ LOSSES = [
         lambda: made.mlp(3),
         lambda: mse(loss=losses.Circle(gamma=2.0), metrics=None),
         made.classes,
+        # Pairs of examples need the rows of all replicas.
+        gathers="MatMul Equal",
     ),
     Case("loss and metrics as strings", made.classifier, kinds, made.classes),
     Case(
@@ -415,6 +422,13 @@ EXECUTION = [
         compile=lambda: mse(steps_per_execution=3),
         data=lambda: made.regression(29),
     ),
+    Case(
+        # The last batch is a single example.
+        "convolutions of each kind, empty replicas",
+        made.convolutions,
+        lambda: kinds(optimizer=sgd()),
+        lambda: made.images(8),
+    ),
     Case("jit_compile", compile=lambda: mse(jit_compile=True)),
     Case("run_eagerly", compile=lambda: mse(run_eagerly=True)),
 ]
@@ -470,18 +484,16 @@ METHODS = [
     Case("compute_loss overridden", made.OwnLoss),
     Case("compute_metrics overridden", made.OwnMetrics),
     Case("train_step overridden", made.OwnTrainStep),
-    Case("train_step overridden, sample weights", made.WeightedTrainStep, data=made.weighted),
+    Case("train_step overridden, sample weights", made.OwnTrainStep, data=made.weighted),
     Case(
         "train_step overridden, mask in the loss",
         lambda: made.stepping(made.tagger()),
         kinds,
         made.tagged_words,
     ),
-    Case("train_step with metrics of its own", made.OwnMetricStep),
     Case("train_step calls super", made.CountingTrainStep),
     Case("test_step overridden", made.OwnTestStep),
     Case("predict_step overridden", made.OwnPredictStep),
-    Case("two optimizers in one train_step", made.Adversaries, lambda: mse(metrics=None)),
 ]
 
 CENTRAL_STORAGE = [
@@ -494,18 +506,60 @@ CENTRAL_STORAGE = [
 ]
 
 RECIPES = [
-    Case("loss object", recipes.LossObject),
+    Case("loss object", steps.LossObject),
     Case(
         "loss object of the whole batch",
-        lambda: recipes.LossObject(losses.Dice()),
+        lambda: steps.LossObject(losses.Dice()),
     ),
-    Case("sums over a mask, penalties, clipping by hand", recipes.Masked),
-    Case("a mean inside a mean", recipes.Spread),
-    Case("gradients accumulated by hand", recipes.Accumulating),
-    Case("VAE", recipes.Autoencoder),
-    Case("GAN", recipes.Gan),
-    Case("WGAN-GP", recipes.Wgan),
-    Case("CycleGAN", recipes.Cycle),
+    Case("sums over a mask, penalties, clipping by hand", steps.Masked),
+]
+
+
+def published(name: str, model: Any, **more: Any) -> Case:
+    """A row for a step of three batches, of which the last is smaller."""
+    given = {
+        "compile": lambda: {"optimizer": sgd(0.05, momentum=0.9), "jit_compile": False},
+        "data": lambda: made.regression(12),
+        "batch_size": 5,
+        "fit": lambda directory: {"epochs": 1},
+        "after": (),
+        "replicas": (2, 3),
+    }
+    return Case(name, model, **given | more)
+
+
+def layered(name: str, model: Any, **more: Any) -> Case:
+    """A row for layers under Keras's own step."""
+
+    def compiled() -> dict[str, Any]:
+        return {"optimizer": sgd(0.05, momentum=0.9), "loss": "mse", "jit_compile": False}
+
+    return published(name, model, compile=compiled, **more)
+
+
+PUBLISHED = [
+    published("SimCLR", steps.contrast(steps.SimClr), gathers="MatMul"),
+    published("MoCo", steps.Moco, gathers="ConcatV2"),
+    published("GAN", steps.Gan, compile=steps.adversaries),
+    # One of the gradients is almost zero, mostly rounding, which Adam would make large.
+    published("WGAN-GP", steps.Wgan, compile=lambda: steps.adversaries(epsilon=1e-3)),
+    layered("VAE", steps.autoencoder),
+    published("gradients accumulated by hand", steps.Collected, in_graph=True),
+    published(
+        "gradients of each row", steps.of_body(steps.Private, 4, 1), gathers="Reshape Transpose"
+    ),
+    published("second derivatives", steps.of_body(steps.Physics, 4, 1)),
+    published("mean teacher", steps.Teacher, data=lambda: made.classes(12)),
+    published("places of rows", steps.of_body(steps.Places, 8, 1), gathers="Roll"),
+    layered("experts with capacity", steps.sequential(steps.Router), gathers="Cumsum"),
+    layered("ragged", steps.Ragged, data=steps.sentences, gathers="GatherV2"),
+    published(
+        "slices of a queue",
+        steps.Queue,
+        data=lambda: made.classes(12),
+        gathers="ResourceScatterNdAdd StridedSlice",
+    ),
+    layered("along the batch", steps.sequential(steps.AlongTheBatch), gathers="Softmax"),
 ]
 
 CALLBACKS = [
@@ -560,6 +614,7 @@ IN_TURN += [followed_by((), group) for group in (OPTIMIZERS, CALLBACKS)]
 CASES = [
     *in_turn((8, 2), BATCHES),
     *in_turn((2, 3), followed_by(("evaluate",), BATCH_NORM)),
+    *in_turn((2, 3), PUBLISHED),
     # Where 8 bits are left of a number, a batch of one example rounds differently.
     *in_turn((2, 3), followed_by(("evaluate",), PRECISION)),
     # No number divides 7, and the last example stands alone.
@@ -573,5 +628,5 @@ CASES = [
 # One row of each group, for those who cannot wait.
 QUICK = {
     next(case.name for case in group if case.name not in ELSEWHERE)
-    for group in [BATCHES, BATCH_NORM, PRECISION, *IN_TURN]
+    for group in [BATCHES, BATCH_NORM, PUBLISHED, PRECISION, *IN_TURN]
 }

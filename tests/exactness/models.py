@@ -226,6 +226,23 @@ def bn_convnet():
     )
 
 
+def convolutions():
+    """Two of each kind, with what TensorFlow fuses: padding before one, all else after it."""
+    x, heads = keras.Input((6, 6, 2)), []
+    for kind, shape in (
+        (layers.Conv1D, (6, 12)),
+        (layers.Conv2D, (6, 6, 2)),
+        (layers.Conv2DTranspose, (6, 6, 2)),
+        (layers.Conv3D, (6, 3, 4, 1)),
+        (layers.DepthwiseConv2D, (6, 6, 2)),
+    ):
+        size = () if kind is layers.DepthwiseConv2D else (2,)
+        first = layers.ReLU()(kind(*size, 2)(layers.Reshape(shape)(x)))
+        second = layers.BatchNormalization()(kind(*size, 2, use_bias=False)(first))
+        heads.append(layers.Flatten()(second))
+    return keras.Model(x, layers.Dense(3, activation="softmax")(layers.Concatenate()(heads)))
+
+
 def bn_reader():
     return keras.Sequential(
         [
@@ -444,20 +461,24 @@ class MetricOwner(Subclassed):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
+def measured(model, loss, y, y_pred, sample_weight=None):
+    for metric in model.metrics:
+        if metric.name == "loss":
+            metric.update_state(loss)
+        else:
+            metric.update_state(y, y_pred, sample_weight=sample_weight)
+    return {metric.name: metric.result() for metric in model.metrics}
+
+
 class OwnTrainStep(Subclassed):
     def train_step(self, data):
-        x, y = data
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
-            loss = self.compute_loss(y=y, y_pred=y_pred)
+            loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(y, y_pred)
-        return {metric.name: metric.result() for metric in self.metrics}
+        return measured(self, loss, y, y_pred, sample_weight)
 
 
 def stepping(model):
@@ -467,33 +488,11 @@ def stepping(model):
     return Stepping(model.inputs, model.outputs[0])
 
 
-class WeightedTrainStep(Subclassed):
-    def train_step(self, data):
-        x, y, sample_weight = data
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(y, y_pred, sample_weight=sample_weight)
-        return {metric.name: metric.result() for metric in self.metrics}
-
-
 class OwnTestStep(Subclassed):
     def test_step(self, data):
         x, y = data
         y_pred = self(x, training=False)
-        loss = self.compute_loss(y=y, y_pred=y_pred)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss)
-            else:
-                metric.update_state(y, y_pred)
-        return {metric.name: metric.result() for metric in self.metrics}
+        return measured(self, self.compute_loss(y=y, y_pred=y_pred), y, y_pred)
 
 
 class OwnPredictStep(Subclassed):
@@ -512,57 +511,3 @@ class CountingTrainStep(Subclassed):
         logs = super().train_step(data)
         self.steps.assign_add(1)
         return logs
-
-
-class OwnMetricStep(Subclassed):
-    """A `train_step` with a loss tracker of its own and compiled losses only."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.tracker = keras.metrics.Mean(name="my_loss")
-        self.error = keras.metrics.MeanAbsoluteError(name="my_error")
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(y=y, y_pred=y_pred)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        self.tracker.update_state(loss)
-        self.error.update_state(y, y_pred)
-        return {"my_loss": self.tracker.result(), "my_error": self.error.result()}
-
-    @property
-    def metrics(self):
-        return [self.tracker, self.error]
-
-
-class Adversaries(keras.Model):
-    """Two networks, two optimizers, one `train_step`; the inputs stand in for noise."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.generator = mlp(1)
-        self.discriminator = keras.Sequential(
-            [keras.Input((1,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
-        )
-        self.optimizers = [keras.optimizers.Adam(0.02)]
-        self.build((None, 5))
-
-    def call(self, x):
-        return self.discriminator(self.generator(x))
-
-    def train_step(self, data):
-        x, y = data
-        real, fake = keras.ops.ones_like(y), keras.ops.zeros_like(y)
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=real, y_pred=self.discriminator(y))
-            loss += self.compute_loss(y=fake, y_pred=self.discriminator(self.generator(x)))
-        weights = self.discriminator.trainable_weights
-        self.optimizers[0].apply(tape.gradient(loss, weights), weights)
-        with tf.GradientTape() as tape:
-            cheat = self.compute_loss(y=real, y_pred=self.discriminator(self.generator(x)))
-        weights = self.generator.trainable_weights
-        self.optimizer.apply(tape.gradient(cheat, weights), weights)
-        return {"d_loss": loss, "g_loss": cheat}

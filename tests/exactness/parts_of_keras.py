@@ -32,13 +32,6 @@ def missing(module: Any, known: Collection[str]) -> list[str]:
     return [kind.__name__ for kind, own in names.items() if not own & {*known}]
 
 
-def trained_once(model: Any, compile: Any, data: Any, epochs: int = 1, after: Any = ()) -> Case:
-    return Case(
-        "",
-        model,
-        compile,
-        data,
-        batch_size=BATCH,
-        fit=lambda directory: {"epochs": epochs},
-        after=after,
-    )
+def trained_once(model: Any, compile: Any, data: Any, epochs: int = 1, **more: Any) -> Case:
+    fit = {"batch_size": BATCH, "fit": lambda directory: {"epochs": epochs}}
+    return Case("", model, compile, data, **{"after": (), **fit, **more})

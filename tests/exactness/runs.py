@@ -22,7 +22,6 @@ from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import flattened
 
 FLOOR = 1e-3
-STEPS = ("train", "test", "predict")
 
 
 @dataclass
@@ -42,7 +41,7 @@ def alone(case: Case) -> keras.Model:
     model = case.compiled()
     # Without a graph Keras weighs the batches of several losses by their sizes.
     in_graph = ALL_REPLICAS or model.run_eagerly or isinstance(model.loss, (dict, list))
-    model.run_eagerly = not in_graph
+    model.run_eagerly = not (in_graph or case.in_graph)
     return model
 
 
@@ -111,35 +110,42 @@ def difference(expected: np.ndarray | None, found: np.ndarray | None) -> float:
     return float(np.abs(expected - found).max() / scale)
 
 
-def gathered_in(model):
-    """For each step what replicas gather, and whether one of them takes the whole batch."""
-    found = set()
-    for mode in STEPS:
-        for functions in replication_of(model).steps_of(mode):
-            for runner in functions.runners:
-                if (step := runner.step) is not None:
-                    moved = [each for each in step.cost.moved if each.kind == "gathered"]
-                    found |= {f"{mode}_step: {each.op and each.op.type}" for each in moved}
-                    found |= {f"{mode}_step: alone"} if step.unsplit_because else set()
-    return found
+def require_numbers(case: Case, expected: Outcome, found: Outcome) -> None:
+    """The same numbers up to the case's tolerance."""
+    paths = [f"{n} {weight.path}" for n, weight in enumerate(found.model.weights)]
+    assert not {
+        paths[int(what.split()[1])] if what.startswith("weights ") else what: apart
+        for what, apart in differences(expected, found).items()
+        if apart > case.tolerance
+    }
 
 
-def require_equal(
-    case: Case, gathers: set[str], replicas: int = 2, place: Any = None
-) -> list[keras.Model]:
-    """Replicas end where one device does, and gather this; the models of both."""
-    expected = run(case, place or (lambda case: case.compiled()))
+def require_same(case: Case, expected: Outcome, found: Outcome) -> None:
+    """The same numbers, and only the rows gathered that the case names."""
+    require_numbers(case, expected, found)
+    assert gathered_in(found.model) == {*case.gathers.split()}
+
+
+def gathered_in(model: keras.Model) -> set[str]:
+    """For what replicas gather; "alone" if one of them takes the whole batch."""
+    steps = [
+        runner.step
+        for mode in ("train", "test", "predict")
+        for functions in replication_of(model).steps_of(mode)
+        for runner in functions.runners
+        if runner.step is not None
+    ]
+    moved = [each for step in steps for each in step.cost.moved if each.kind == "gathered"]
+    found = {each.op.type if each.op else "result" for each in moved}
+    return found | ({"alone"} if any(step.unsplit_because for step in steps) else set())
+
+
+def require_equal(case: Case, replicas: int = 2, place: Any = Case.compiled) -> list[keras.Model]:
+    """Replicas end where one device does; the models of both."""
+    expected = run(case, place)
     found = run(
         case,
         lambda case: kmg.distribute(case.compiled(), replicas_of(replicas), self_check=False),
     )
-    paths = [f"{n} {weight.path}" for n, weight in enumerate(found.model.weights)]
-    differing = {
-        paths[int(what.split()[1])] if what.startswith("weights ") else what: how
-        for what, how in differences(expected, found).items()
-        if how > case.tolerance
-    }
-    assert not differing
-    gathered = {each.split(": ")[1] for each in gathered_in(found.model)}
-    assert gathered == gathers
+    require_same(case, expected, found)
     return [expected.model, found.model]

@@ -202,9 +202,10 @@ def test_losses_and_metrics(replicas, weighted):
             weights if weighted else None,
         ),
         after=("evaluate",) if ALL_REPLICAS else (),
+        # `Circle` compares each example with all others.
+        gathers="Equal MatMul",
     )
-    # `Circle` compares each example with all others.
-    require_equal(case, {"Equal", "MatMul"}, replicas)
+    require_equal(case, replicas)
 
 
 OPTIMIZERS: dict[str, Make] = {
@@ -276,7 +277,7 @@ def test_optimizers(replicas):
         lambda: (inputs(), targets("numbers"), None),
         epochs=2,
     )
-    expected, found = require_equal(case, set(), replicas)
+    expected, found = require_equal(case, replicas)
     for name, optimizer in expected.by_name.items():
         states = zip(optimizer.variables, found.by_name[name].variables, strict=True)
         apart = [difference(one.numpy(), other.numpy()) for one, other in states]

@@ -17,7 +17,7 @@ import keras_multigpu as kmg
 from exactness import models as made
 from exactness.cases import CASES, QUICK, REPLICAS, Case, kinds
 from exactness.elsewhere import ELSEWHERE
-from exactness.runs import STEPS, alone, difference, differences, gathered_in, run
+from exactness.runs import alone, difference, require_same, run
 
 pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
@@ -56,15 +56,6 @@ def copies_that_differ(model, strategy):
     return different
 
 
-# Pairs of examples need the rows of all replicas; all else is shared, or summed.
-GATHERED = {
-    "loss that relates examples": {
-        f"{method}: {kind}" for method in STEPS[:2] for kind in ("MatMul", "Equal")
-    }
-}
-"""What replicas gather, by row, so that no row becomes exact by becoming slow."""
-
-
 # Keras says so of the output without a loss.
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 @pytest.mark.usefixtures("optimized_graphs")
@@ -72,14 +63,8 @@ GATHERED = {
 def test_n_replicas_end_where_one_device_does(name, replicas):
     strategy = kmg.strategy(BY_NAME[name].kind, devices=replicas)
     outcome = on_replicas(name, strategy)
-    differing = {
-        what: difference
-        for what, difference in differences(on_one_device(name), outcome).items()
-        if difference > BY_NAME[name].tolerance
-    }
-    assert not differing
+    require_same(BY_NAME[name], on_one_device(name), outcome)
     assert not copies_that_differ(outcome.model, strategy)
-    assert gathered_in(outcome.model) == GATHERED.get(name, set())
 
 
 def test_rows_left_out_are_proven_elsewhere():

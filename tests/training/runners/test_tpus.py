@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exactness.cases import CASES
-from exactness.runs import alone, differences, run
+from exactness.runs import alone, require_numbers, run
 from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -50,10 +50,7 @@ def regression(count=2, optimizer="sgd", **options):
 def test_cores_end_where_one_device_does():
     (case,) = [case for case in CASES if case.name == "BatchNorm, convnet"]
     case = dataclasses.replace(case, batch_size=6)
-    expected = run(case, alone)
-    found = run(case, lambda case: on_cores(case.compiled()))
-    apart = differences(expected, found)
-    assert not {name: each for name, each in apart.items() if each > case.tolerance}
+    require_numbers(case, run(case, alone), run(case, lambda case: on_cores(case.compiled())))
 
 
 def test_explain_shows_what_cores_share(capsys):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from exactness.cases import CASES
-from exactness.runs import alone, differences, run
+from exactness.runs import alone, require_numbers, run
 from helpers.all_replicas import ALL_REPLICAS, first_rows
 from helpers.cpu_replicas import replicas_of
 from helpers.everything_in_parts import divide_everything
@@ -49,8 +49,7 @@ def test_weights_in_parts_end_where_one_device_does(name, count):
     divided = any(is_in_parts(variable_storage(weight)) for weight in weights)
     # A few models are narrower than 8.
     assert divided or count > max(max(weight.shape, default=0) for weight in weights)
-    differing = {what: n for what, n in differences(expected, found).items() if n > case.tolerance}
-    assert not differing
+    require_numbers(case, expected, found)
 
 
 def made(is_built=True):

@@ -1,30 +1,66 @@
-"""Steps that people publish, each in a few lines, with small data and small networks."""
+"""Models whose steps follow those that people publish, each in a few lines, and small."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-ROWS, BATCH = 12, 5
+from exactness import models as made
 
 
-def draws(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+class LossObject(made.Subclassed):
+    """A loss object, fed to a `Mean`; a metric of one's own: the guide to custom steps."""
+
+    def __init__(self, loss=None, **kwargs):
+        super().__init__(**kwargs)
+        self.loss_fn = loss or keras.losses.MeanSquaredError()
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.error = keras.metrics.MeanAbsoluteError(name="mae")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.error]
+
+    def of(self, x, y, y_pred):
+        return self.loss_fn(y, y_pred)
+
+    def gradients(self, tape, loss):
+        return tape.gradient(loss, self.trainable_weights)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.of(x, y, y_pred)
+        self.optimizer.apply(self.gradients(tape, loss), self.trainable_weights)
+        return self.logs(loss, y, y_pred)
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        return self.logs(self.of(x, y, y_pred), y, y_pred)
+
+    def logs(self, loss, y, y_pred):
+        self.tracker.update_state(loss)
+        self.error.update_state(y, y_pred)
+        return {"loss": self.tracker.result(), "mae": self.error.result()}
 
 
-def numbers(width=6, outputs=1):
-    return lambda: (draws(ROWS, width), draws(ROWS, outputs, seed=1), None)
+class Masked(LossObject):
+    """Sums over a mask, penalties of weights, clipping by hand."""
+
+    def of(self, x, y, y_pred):
+        mask = ops.cast(x[:, :1] > -0.5, "float32")
+        loss = ops.sum(mask * ops.square(y - y_pred)) / ops.sum(mask)
+        penalty = tf.add_n([tf.nn.l2_loss(w) for w in self.trainable_weights])
+        return loss + 0.01 * penalty + 0.01 * sum(ops.sum(ops.abs(w)) for w in self.weights[:2])
+
+    def gradients(self, tape, loss):
+        return tf.clip_by_global_norm(super().gradients(tape, loss), 0.3)[0]
 
 
-ROWS_OF_SIX = numbers()
-
-
-def classes(width=6, count=3):
-    return lambda: (
-        draws(ROWS, width),
-        np.random.default_rng(1).integers(0, count, ROWS).astype("int32"),
-        None,
-    )
+def draws(*shape):
+    return np.random.default_rng(5).normal(size=shape).astype("float32")
 
 
 def net(width, *units):
@@ -95,9 +131,9 @@ class Moco(Learner):
     """A slow copy makes the keys; a queue is read after the batch has joined it."""
 
     def __init__(self):
-        super().__init__(body=net(6, 8, 4))
+        super().__init__(body=net(5, 8, 4))
         self.queue = self.add_weight(shape=(16, 4), initializer="random_normal", trainable=False)
-        self.slow = net(6, 8, 4)
+        self.slow = net(5, 8, 4)
         self.slow.trainable = False
         self.slow.set_weights(self.body.get_weights())
 
@@ -119,7 +155,7 @@ class Gan(Learner):
     """Two networks with an optimizer each, a `compile` of its own, noise, and noisy labels."""
 
     def __init__(self):
-        super().__init__(maker=net(3, 6, 6), judge=net(6, 6, 1))
+        super().__init__(maker=net(3, 6, 5), judge=net(5, 6, 1))
         self.noise = keras.random.SeedGenerator(7)
         self.tracker = keras.metrics.Mean(name="judged")
 
@@ -153,10 +189,40 @@ class Gan(Learner):
         return {"judged": self.tracker.result(), "cheated": cheated}
 
 
-def adversaries():
+def adversaries(**judges):
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    rates = keras.optimizers.Adam(0.02), keras.optimizers.Adam(0.01)
+    rates = keras.optimizers.Adam(0.02, **judges), keras.optimizers.Adam(0.01)
     return {"judges": rates[0], "makes": rates[1], "loss": loss, "jit_compile": False}
+
+
+class Wgan(Gan):
+    """The WGAN-GP: the judge learns twice in a step, with a penalty on its gradient."""
+
+    def train_step(self, data):
+        real = data[0]
+
+        def made_up():
+            return self.maker(keras.random.normal((ops.shape(real)[0], 3), seed=self.noise))
+
+        def judged():
+            fake = made_up()
+            apart = tf.reduce_mean(self.judge(fake)) - tf.reduce_mean(self.judge(real))
+            return apart + 0.5 * self.penalty((real + fake) / 2)
+
+        for _ in range(2):
+            loss = self.learn(judged, self.judge.trainable_weights, self.judges)
+        cheated = self.learn(
+            lambda: -tf.reduce_mean(self.judge(made_up())), self.maker.trainable_weights, self.makes
+        )
+        self.tracker.update_state(loss)
+        return {"judged": self.tracker.result(), "cheated": cheated}
+
+    def penalty(self, between):
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            score = self.judge(between)
+        slope = tape.gradient(score, between)
+        return tf.reduce_mean((tf.sqrt(tf.reduce_sum(slope**2, axis=1) + 1e-6) - 1.0) ** 2)
 
 
 class Sampling(layers.Layer):
@@ -175,7 +241,7 @@ class Sampling(layers.Layer):
 
 
 def autoencoder():
-    x = keras.Input((6,))
+    x = keras.Input((5,))
     hidden = layers.Dense(5, activation="tanh")(x)
     drawn = Sampling()([layers.Dense(2)(hidden), layers.Dense(2)(hidden)])
     return keras.Model(x, layers.Dense(1)(drawn))
@@ -185,7 +251,7 @@ class Collected(Learner):
     """Gradients of two batches are added up before they are applied, as is their count of rows."""
 
     def __init__(self):
-        super().__init__(body=net(6, 8, 1))
+        super().__init__(body=net(5, 8, 1))
         self.sums = [
             self.add_weight(shape=w.shape, initializer="zeros", trainable=False)
             for w in self.body.trainable_weights
@@ -248,7 +314,7 @@ class Teacher(Learner):
     """Mean teacher: labelled rows, and rows of which only a sure guess counts."""
 
     def __init__(self):
-        super().__init__(body=net(6, 8, 3), slow=net(6, 8, 3))
+        super().__init__(body=net(5, 8, 3), slow=net(5, 8, 3))
         self.slow.trainable = False
 
     def objective(self, x, y):
@@ -309,6 +375,30 @@ class Router(layers.Layer):
         return x + gate * tf.einsum("bec,ecd->bd", sent, done)
 
 
+class Queue(Learner):
+    """A queue that is written in slices, counts at places, and noise of a generator's."""
+
+    def __init__(self):
+        super().__init__(body=net(5, 8, 4))
+        self.queue, self.place = tf.Variable(draws(8, 4)), tf.Variable(0)
+        self.table, self.counts = tf.Variable(draws(3, 3)), tf.Variable(tf.zeros((3,)))
+        self.noise = tf.random.Generator.from_seed(5)
+
+    def objective(self, x, y):
+        keys = self.body(x + 0.1 * self.noise.normal(tf.shape(x)))
+        chosen = tf.gather_nd(self.table, tf.stack([y, (y + 1) % 3], axis=1))
+        self.keys = keys
+        return tf.reduce_mean(tf.reduce_logsumexp(keys @ tf.transpose(self.queue), 1) - chosen)
+
+    def after(self, x, y):
+        count = tf.minimum(tf.shape(x)[0], 8 - self.place)
+        self.queue[self.place : self.place + count].assign(self.keys[:count])
+        self.place.assign((self.place + count) % 8)
+        self.counts.scatter_nd_add(y[:, None], tf.ones_like(self.keys[:, 0]))
+        kept = tf.reduce_sum(self.queue**2), tf.reduce_sum(self.counts**2)
+        return {"queue": kept[0], "counts": kept[1], "state": self.noise.state[0] % 65536}
+
+
 class Ragged(keras.Model):
     def __init__(self):
         super().__init__()
@@ -326,8 +416,8 @@ class Ragged(keras.Model):
 
 def sentences():
     draw = np.random.default_rng(6)
-    rows = [draw.integers(1, 9, length).tolist() for length in draw.integers(1, 6, ROWS)]
-    return tf.ragged.constant(rows, dtype="int32"), draws(ROWS, 1), None
+    rows = [draw.integers(1, 9, length).tolist() for length in draw.integers(1, 6, 12)]
+    return tf.ragged.constant(rows, dtype="int32"), made.regression(12)[1], None
 
 
 class AlongTheBatch(layers.Layer):
@@ -349,42 +439,18 @@ class AlongTheBatch(layers.Layer):
 
 
 def of_body(kind, *units):
-    return lambda: kind(body=net(6, *units))
+    return lambda: kind(body=net(5, *units))
 
 
 def sequential(*parts):
     return lambda: keras.Sequential(
-        [keras.Input((6,)), *(make() for make in parts), layers.Dense(1)]
+        [keras.Input((5,)), *(make() for make in parts), layers.Dense(1)]
     )
 
 
 def contrast(kind):
     def make():
         augment = keras.Sequential([layers.GaussianNoise(0.2, seed=3), layers.Dropout(0.2, seed=4)])
-        return kind(augment=augment, body=net(6, 8, 4))
+        return kind(augment=augment, body=net(5, 8, 4))
 
     return make
-
-
-class Queue(Learner):
-    """A queue that is written in slices, counts at places, and noise of a generator's."""
-
-    def __init__(self):
-        super().__init__(body=net(6, 8, 4))
-        self.queue, self.place = tf.Variable(draws(8, 4, seed=5)), tf.Variable(0)
-        self.table, self.counts = tf.Variable(draws(3, 3, seed=6)), tf.Variable(tf.zeros((3,)))
-        self.noise = tf.random.Generator.from_seed(5)
-
-    def objective(self, x, y):
-        keys = self.body(x + 0.1 * self.noise.normal(tf.shape(x)))
-        chosen = tf.gather_nd(self.table, tf.stack([y, (y + 1) % 3], axis=1))
-        self.keys = keys
-        return tf.reduce_mean(tf.reduce_logsumexp(keys @ tf.transpose(self.queue), 1) - chosen)
-
-    def after(self, x, y):
-        count = tf.minimum(tf.shape(x)[0], 8 - self.place)
-        self.queue[self.place : self.place + count].assign(self.keys[:count])
-        self.place.assign((self.place + count) % 8)
-        self.counts.scatter_nd_add(y[:, None], tf.ones_like(self.keys[:, 0]))
-        kept = tf.reduce_sum(self.queue**2), tf.reduce_sum(self.counts**2)
-        return {"queue": kept[0], "counts": kept[1], "state": self.noise.state[0] % 65536}
