@@ -55,7 +55,7 @@ class OwnLoop(Subclassed, tag="second"):
 
 
 def fitted(model, strategy):
-    model = kmg.distribute(model, strategy)
+    model = kmg.distribute(model, strategy, on_inexact="error")
     model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     return model
@@ -130,6 +130,7 @@ def test_a_model_can_be_pickled_and_copied(two):
     for again in (pickle.loads(pickle.dumps(model)), copied):
         assert isinstance(again, kmg.DistributedModel) and again is not model
         assert_equal(again.get_weights(), before)
+        assert replication_of(again).options.on_inexact == "error"
     assert copied.distribute_strategy is two
     copied.fit(X, Y, verbose=0)
     assert_equal(model.get_weights(), before)

@@ -12,13 +12,13 @@ BY_PROOF = {
         "R2Score, root of the mean; metrics that add up, and others beside them; loss that "
         "relates examples; Muon; MultiOptimizer"
     ),
-    "test_float64.py": "float64",
     "test_killed_training.py": "CSVLogger",
     "test_own_train_steps.py": "train_step calls super",
     "test_rates.py": "learning rate schedule",
     "test_resumed_state.py": "SwapEMAWeights",
     "test_saving.py": "ModelCheckpoint; BackupAndRestore",
     "test_step overridden": "predict_step overridden",
+    "test_trainings.py": "float64",
     "BatchNorm, masked": "masked words, pooling",
     "BatchNorm, partial batches": "BatchNorm, full batches; BatchNorm(synchronized=True)",
     "EMA with overwrite": "EMA",

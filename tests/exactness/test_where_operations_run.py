@@ -8,10 +8,10 @@ import keras
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import first_rows
-from helpers.gpu_audit import DEVICES, FIRST, HOST, Audit, as_on_gpus, audit
 
 import keras_multigpu as kmg
 from exactness.cases import CASES, Case
+from exactness.gpu_audit import DEVICES, FIRST, HOST, Audit, as_on_gpus, audit
 from exactness.test_every_application import FAMILIES
 from exactness.test_every_application import trained as trained_family
 from exactness.test_every_layer import BY_NAME, trained_layers

@@ -3,26 +3,17 @@
 from contextlib import nullcontext
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.variables.placement import place_variables
 
 
 def group_of(count):
     if count == 1:
         return ReplicaGroup(kmg.strategy("one_device", devices=["CPU:0"]))
     return ReplicaGroup(kmg.strategy("mirrored", devices=count))
-
-
-def placed(group, value):
-    """A variable placed as the group's model would place it."""
-    variable = keras.Variable(value, dtype="float32", trainable=False)
-    place_variables([variable], group.strategy)
-    return variable
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -32,46 +23,6 @@ def group(request):
 
 def graph_or_not(in_graph):
     return tf.function(autograph=False) if in_graph else lambda function: function
-
-
-def test_replicas_are_numbered_in_the_order_of_their_devices(group):
-    count = group.count
-    assert [replica[:2] for replica in group.replicas] == [(i, i) for i in range(count)]
-    devices = [replica.device.rpartition("device:")[2] for replica in group.replicas]
-    assert devices == [f"CPU:{i}" for i in range(count)]
-    assert group.first_device == group.replicas[0].device
-    assert group.is_chief
-
-
-def test_a_function_runs_on_every_replica_on_its_device(group):
-    @tf.function(autograph=False)
-    def numbers():
-        ran = group.run(lambda replica: (replica, tf.constant(replica.id) * 10))
-        assert [replica for replica, _ in ran] == group.replicas
-        assert [tensor.device for _, tensor in ran] == [one.device for one in group.replicas]
-        return [tensor for _, tensor in ran]
-
-    assert [int(number) for number in numbers()] == [0, 10, 20][: group.count]
-
-
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_each_replica_reads_and_assigns_its_own_copy(group, in_graph):
-    copies = group.copies([placed(group, 1.0), placed(group, [2.0, 3.0])])
-    assert [len(parts) for parts in copies] == [group.count] * 2
-
-    @graph_or_not(in_graph)
-    def step():
-        def on_replica(replica):
-            values = group.read(copies, replica)
-            return [value + 10.0 * replica.id for value in values]
-
-        for replica, values in zip(group.replicas, group.run(on_replica), strict=True):
-            group.assign(copies, values, replica)
-
-    step()
-    numbers, pairs = ([part.numpy().tolist() for part in parts] for parts in copies)
-    assert numbers == [1.0, 11.0, 21.0][: group.count]
-    assert pairs == [[2.0, 3.0], [12.0, 13.0], [22.0, 23.0]][: group.count]
 
 
 def test_a_variable_may_have_one_copy_for_all(group):
@@ -116,23 +67,6 @@ def test_replicas_sum_and_gather(group, in_graph):
         assert gathered[1].numpy().tolist() == [0, 1, 2][: group.count]
 
 
-def test_summing_no_tensors_does_nothing(group):
-    nothing = [[]] * group.count
-    assert group.exchange.sum(nothing) == group.exchange.gather(nothing) == nothing
-
-
-def test_rows_are_gathered_on_the_first_device(group):
-    @tf.function(autograph=False)
-    def step():
-        (rows,) = group.gather_on_first(
-            group.run(lambda replica: [tf.fill([replica.id + 1], replica.id)])
-        )
-        assert rows.device == group.first_device
-        return rows
-
-    np.testing.assert_array_equal(step(), [0, 1, 1, 2, 2, 2][: [1, 3, 6][group.count - 1]])
-
-
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_an_interrupted_change_is_noticed(in_graph):
     """As when another worker dies. A failure before the change leaves values whole."""
@@ -153,8 +87,3 @@ def test_an_interrupted_change_is_noticed(in_graph):
             step(*map(tf.constant, arguments))
         assert group.changes == expected
     assert float(second) == 1.0
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_one_process_decides_alone(group, flag):
-    assert group.any_worker(flag) is flag

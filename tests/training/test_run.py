@@ -8,10 +8,8 @@ from helpers.cpu_replicas import replicas_of
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.data.reading import Reading
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import flattened, pythonic
-from keras_multigpu.training.shares import join_shares
 from keras_multigpu.training.variables.model_state import ModelState
 
 
@@ -55,33 +53,6 @@ def batches(**settings):
 
 
 @pytest.mark.slow
-def test_the_dataset_is_made_once_for_each_position(monkeypatch):
-    """Making one traces its functions. A size and a position may change together."""
-    made = []
-
-    epochs = Reading.epochs
-
-    def counted(reading, *position, stop):
-        made.append(position)
-        return epochs(reading, *position, stop=stop)
-
-    monkeypatch.setattr(Reading, "epochs", counted)
-    taken = []
-    grow = Act(
-        epoch=lambda run: run.set_batch_size(11),
-        step=lambda run: taken.append(run.state) if (run.epoch, run.step) == (1, 1) else None,
-    )
-    arguments = {"epochs": 2, "verbose": 0}
-    network().fit(batches(), callbacks=[grow], **arguments)
-    assert made == [(0, 0), (1, 0)]
-
-    made.clear()
-    again = Act(begin=lambda run: run.after_begin(lambda: run.restore(taken[0])))
-    network().fit(batches(), callbacks=[again], **arguments)
-    assert made == [(0, 0), (1, 11)]
-
-
-@pytest.mark.slow
 def test_the_batch_size_changes_between_epochs():
     """Two epochs of batches of four, then of eleven: steps, bar and examples follow."""
     seen = []
@@ -99,38 +70,6 @@ def test_the_batch_size_changes_between_epochs():
     assert act.params["steps"] == 2
     assert pieces == [1] * 12 + [2] * 2
     assert replication_of(model).pieces == 1
-
-
-@pytest.mark.slow
-def test_a_new_batch_size_in_short_epochs_leaves_out_no_example():
-    """With `steps_per_epoch=3` the second epoch starts at the next example."""
-    read = []
-    data = kmg.data.from_arrays(
-        np.arange(24, dtype="float32")[:, None], np.zeros(24), global_batch_size=4, shuffle=False
-    )
-    inputs = keras.Input((1,))
-    model = kmg.distribute(keras.Model(inputs, keras.layers.Dense(1)(inputs)), replicas_of(2))
-
-    model.compile("sgd", "mae", run_eagerly=True)
-    run = replication_of(model).run
-
-    def spy(model, mode, execution):
-        batches = list(execution.batches)
-        for shares in batches:
-            x, _, _ = join_shares(shares.rows, shares.spec)
-            read.append(x.numpy().ravel().astype(int).tolist())
-        return run(model, mode, execution._replace(batches=batches))
-
-    replication_of(model).run = spy
-    model.fit(
-        data,
-        epochs=2,
-        steps_per_epoch=3,
-        verbose=0,
-        callbacks=[Act(epoch=lambda run: run.set_batch_size(6))],
-    )
-    assert [len(batch) for batch in read] == [4, 4, 4, 6, 6, 6]
-    assert [number for batch in read for number in batch] == [*range(24), *range(6)]
 
 
 def test_a_state_of_another_model_is_refused():

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.one_device import assert_as_one_device
-from keras import layers
+from keras import layers, ops
 
 import keras_multigpu as kmg
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(11, 4)).astype("float32")
 Y = DRAW.normal(size=(11, 1)).astype("float32")
+DRAWN_WEIGHTS = DRAW.uniform(size=11)
 FIT = {"batch_size": 4, "shuffle": False, "verbose": 0}
 
 
@@ -116,24 +117,167 @@ def compiled_by_xla(place, **options):
     return model.fit(X, Y, **FIT).history, model.get_weights()
 
 
+class Adds(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+def in_float64(place, **options):
+    """Switched on as users do; loss and gradients are float64, too."""
+    x, y, weights = X.astype("float64"), Y.astype("float64"), DRAWN_WEIGHTS
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        model = place(dense(layers.BatchNormalization(), Adds()))
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
+        history = model.fit(x, y, sample_weight=weights, **FIT).history
+        return history, model.get_weights(), model.evaluate(x, y, verbose=0)
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+class OneHead(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean((y_pred[0] - y) ** 2)
+
+
+def a_head_without_a_loss(place, **options):
+    """Its weights have no gradient, and do not decay."""
+    x = keras.Input((4,))
+    model = place(OneHead(x, [layers.Dense(1)(x), layers.Dense(1)(x)]))
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), **options)
+    model.fit(X, Y, **FIT)
+    return model.get_weights()
+
+
+class Halving(keras.optimizers.SGD):
+    """Halves each gradient in `apply_gradients`."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
+
+
+class Lookahead(keras.optimizers.Optimizer):
+    """Has an optimizer for kernels and one for biases, and goes half way back every second step."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+        self.parts = {"kernels": keras.optimizers.Adam(0.1), "biases": [keras.optimizers.SGD(0.1)]}
+
+    def build(self, variables):
+        super().build(variables)
+        self.parts["kernels"].build(variables[::2])
+        self.parts["biases"][0].build(variables[1::2])
+        self.slow = [self.add_variable_from_reference(v, "slow") for v in variables]
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        self.parts["kernels"].apply(grads[::2], trainable_variables[::2])
+        self.parts["biases"][0].apply(grads[1::2], trainable_variables[1::2])
+        self.iterations.assign_add(1)
+        back = 0.5 * ops.cast(self.iterations % 2 == 0, "float32")
+        for slow, weight in zip(self.slow, trainable_variables, strict=True):
+            weight.assign(weight + back * (slow - weight))
+            slow.assign(weight)
+
+
+def with_own_optimizers(place, **options):
+    """An overridden `apply_gradients`, and optimizers around others."""
+    found = []
+    for make in (Halving, Lookahead):
+        model = place(dense())
+        model.compile(make(), "mse", **options)
+        model.fit(X, Y, epochs=2, **FIT)
+        found.append(model.get_weights())
+    return found
+
+
+@keras.saving.register_keras_serializable("tests")
+class Block(layers.Layer):
+    """Two layers inside a function that TensorFlow asks for its variables."""
+
+    def __init__(self, around):
+        super().__init__()
+        self.around = around
+        self.parts = [layers.Dense(8, "tanh"), layers.Dense(4, use_bias=False)]
+
+    def build(self, shape):
+        for part in self.parts:
+            part.build(shape)
+            shape = part.compute_output_shape(shape)
+
+    def call(self, x):
+        return self.around(lambda x: self.parts[1](self.parts[0](x)))(x)
+
+
+def doubled(function):
+    """A function with a doubled gradient, for inputs and weights."""
+
+    @tf.custom_gradient
+    def call(x):
+        def gradient(arriving, variables=()):
+            with tf.GradientTape() as tape:
+                tape.watch([x, *variables])
+                result = function(x)
+            found = tape.gradient(result, [x, *variables], arriving)
+            return 2 * found[0], [2 * each for each in found[1:]]
+
+        return function(x), gradient
+
+    return call
+
+
+def with_own_gradients(place, **options):
+    """Weights that are read inside functions with gradients of their own."""
+    model = place(dense(*[Block(each) for each in (keras.remat, tf.recompute_grad, doubled)]))
+    model.compile("sgd", "mse", **options)
+    return model.fit(X, Y, **FIT).history, model.get_weights()
+
+
+class Flat(keras.Sequential):
+    """Its loss grows with the gradient of the loss, by a tape in `compute_loss`."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x, training=True) - y))
+        found = tape.gradient(loss, self.trainable_variables)
+        return loss + 0.1 * sum(ops.sum(ops.square(each)) for each in found)
+
+
+def with_gradients_in_the_loss(place, **options):
+    model = place(Flat([keras.Input((4,)), layers.Dense(1)]))
+    model.compile("sgd", "mse", **options)
+    return model.fit(X, Y, **FIT).history, model.get_weights()
+
+
 ROWS = [
-    (frozen_after_compile, {}, True),
-    (quantized, {}, False),
-    (quantized_when_placed, {}, False),
-    (placed_again, {}, False),
-    (in_parts, {"micro_batches": 2}, False),
-    (distilled, {}, False),
-    (distilled, {"micro_batches": 2}, False),
-    (compiled_by_xla, {}, True),
+    (frozen_after_compile, {"in_graph": True}),
+    (quantized, {}),
+    (quantized_when_placed, {}),
+    (placed_again, {}),
+    (in_parts, {"micro_batches": 2}),
+    (distilled, {}),
+    (distilled, {"micro_batches": 2}),
+    (compiled_by_xla, {"in_graph": True}),
+    (in_float64, {"rtol": 1e-12, "atol": 1e-14}),
+    (a_head_without_a_loss, {}),
+    (with_own_optimizers, {}),
+    (with_own_gradients, {}),
+    (with_own_gradients, {"micro_batches": 2}),
+    (with_gradients_in_the_loss, {}),
 ]
-"""Each with options for replicas, and whether plain Keras needs a graph for it."""
+"""Each with options for `assert_as_one_device`."""
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`:UserWarning")
-@pytest.mark.parametrize(("numbers", "options", "in_graph"), ROWS)
-def test_a_training_is_that_of_one_device(numbers, options, in_graph):
-    assert_as_one_device(numbers, replicas=2, in_graph=in_graph, **options)
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+@pytest.mark.parametrize(("numbers", "options"), ROWS)
+def test_a_training_is_that_of_one_device(numbers, options):
+    assert_as_one_device(numbers, **options)
 
 
 STRUCTURES = {

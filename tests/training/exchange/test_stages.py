@@ -1,7 +1,6 @@
 """A function is cut into stages where replicas sum: results by hand, on two replicas."""
 
 import functools
-import gc
 
 import numpy as np
 import pytest
@@ -46,13 +45,6 @@ def several_sums(number, total):
     """Two independent sums, and one of both."""
     first, second = total(number), total(number * 10.0)
     return first, total(second + number), number
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_sum_in_the_middle_of_a_function(jit_compile):
-    """By hand: 1 + 2, then (10 + 20) + 1 plus (10 + 20) + 2, and the replica's number."""
-    function = traced(several_sums, jit_compile=jit_compile)
-    assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
 @pytest.mark.parametrize("at_once", [0, 2**25])
@@ -103,30 +95,6 @@ def test_a_list_passes_from_stage_to_stage_with_xla_too():
     noisy = functools.partial(loop_and_gradient, noise=True)
     with pytest.raises(CannotSplit, match="a loop and its gradient.*StatelessRandomNormal"):
         traced(noisy, jit_compile=True)
-
-
-def test_pieces_and_replicas_are_summed():
-    """Replicas have 1 and 2 twice, and pieces add 0 and 10: 26 in all."""
-    cuts = sums.Cuts(4)
-
-    def function(number, piece):
-        return cuts.sum(number + piece), number + piece, cuts.sum(number)
-
-    call = stages.trace_stages(function, (NUMBER, NUMBER), cuts, jit_compile=False, of_piece=[1])
-    group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
-
-    @tf.function(autograph=False)
-    def step():
-        shares = [
-            [(tf.constant(n), tf.constant(piece)) for piece in (0.0, 10.0)] for n in (1.0, 2.0)
-        ]
-        return call(shares, sums.Sums(group.exchange))
-
-    of_replicas = [tf.nest.flatten(pieces) for pieces in step()]
-    found = [list(map(float, of_both)) for of_both in zip(*of_replicas, strict=True)]
-    # Every piece is a share, so what all pieces of a replica have counts for each of them.
-    assert found[:3] == [[26, 26], [1, 2], [6, 6]]
-    assert found[3:] == [[26, 26], [11, 12], [6, 6]]
 
 
 @pytest.mark.parametrize("has_effects", [False, True])
@@ -183,47 +151,3 @@ def test_stages_wait_for_each_other_and_pass_on_any_kind_of_tensor():
         return found
 
     np.testing.assert_allclose(on_two_replicas(without_sparse), [[9, 10], [1, 2], [12, 12]])
-
-
-def test_stages_run_assignments_and_live_as_long_as_a_graph_that_calls_them():
-    seen = tf.Variable(0.0)
-
-    def function(number, total):
-        seen.assign_add(total(number))
-        return number
-
-    call = tf.function(on_replicas(traced(function)), autograph=False)
-    graph = call.get_concrete_function()
-    gc.collect()
-    graph()
-    # Each of two replicas adds 1 + 2.
-    assert float(seen) == 6.0
-
-
-def test_a_function_is_traced_once_for_open_sizes():
-    calls = []
-
-    def add(pair, number, total):
-        calls.append(pair[0].shape.as_list())
-        return pair[0] + number, pair[1]
-
-    specs = (tf.TensorSpec((None,)), None), tf.TensorSpec(())
-    graph = traced(add, specs)
-    for size in (1, 2, 3):
-        shares = [[((tf.ones(size), None), tf.constant(2.0))]]
-        (((found, none),),) = graph(shares, sums.Sums(Exchange(["CPU:0"])))
-        assert found.numpy().tolist() == [3.0] * size and none is None
-    assert calls == [[None]]
-
-
-def test_it_is_traced_outside_of_the_scope_of_a_strategy():
-    seen = []
-
-    def look(number, total):
-        seen.append(tf.distribute.has_strategy())
-        return (number + 1.0,)
-
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        call = traced(look)
-    assert on_two_replicas(call) == [[2, 3]]
-    assert seen == [False]

@@ -8,8 +8,8 @@ from helpers.cpu_replicas import replicas_of
 
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.sources import DatasetSource, PythonSource
-from keras_multigpu.training.shares import as_tensor, join_shares
+from keras_multigpu.training.feed.sources import DatasetSource, PythonSource, whole
+from keras_multigpu.training.shares import as_tensor, join_shares, normalized
 
 SEVEN = np.arange(7.0)
 ARGUMENTS = {
@@ -159,3 +159,20 @@ def test_a_distributed_dataset_is_put_together(replicas):
         [[6], []],
     ]
     assert {int(rows.global_batch_size) for rows in found[0].rows} == {3}
+
+
+def test_parts_of_a_strategy_are_put_together_where_their_lengths_differ():
+    """A leaf of one row belongs to the examples of all parts."""
+
+    def part(labelled, unlabelled):
+        x = {"labelled": np.full((labelled, 3), labelled), "unlabelled": np.ones((unlabelled, 3))}
+        return normalized((x, np.ones((labelled, 1)), np.ones(1, "float32")))
+
+    spread = replicas_of(2).experimental_distribute_values_from_function
+
+    def of_each(*leaves):
+        return spread(lambda context: leaves[context.replica_id_in_sync_group])
+
+    together = whole(keras.tree.map_structure(of_each, part(2, 0), part(3, 4)))
+    assert [len(leaf) for leaf in keras.tree.flatten(together)] == [5, 4, 5, 1]
+    assert together[0]["labelled"][:, 0].numpy().tolist() == [2, 2, 3, 3, 3]

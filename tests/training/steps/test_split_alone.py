@@ -42,6 +42,21 @@ class Remembers(Plain):
         return super().train_step((x + tf.reduce_mean(self.queue), y))
 
 
+class CallsPython(Plain):
+    """Calls Python, which runs once for all replicas, inside a loop and a condition."""
+
+    def train_step(self, data):
+        x, y = data
+
+        def half(number, factor):
+            halved = tf.numpy_function(lambda x: x / 2, [factor], tf.float32)
+            return number + 1, tf.reshape(halved, ())
+
+        _, factor = tf.while_loop(lambda number, _: number < 2, half, (0, tf.constant(4.0)))
+        factor = tf.cond(x[0, 0] > 0.0, lambda: half(0, factor)[1], lambda: factor)
+        return super().train_step((x * factor, y))
+
+
 def training(make, models):
     """Weights, losses and predictions; batches of 4, 4, 4 and 2."""
 
@@ -61,6 +76,7 @@ def said(caplog):
 PIECES = ", and not in 3 micro-batches"
 LETTERS = "rows of the type string cannot be gathered: ReduceJoin (test_split_alone.py:"
 WRITES = "it uses a variable in a way that is not supported: "
+PYTHON = "replicas cannot exchange values inside a loop or a condition"
 ENDING = ". The results are those of one device, and the step is no faster."
 
 
@@ -69,6 +85,7 @@ ENDING = ". The results are those of one device, and the step is no faster."
     [
         (CountsLetters, 2, 3, PIECES + ": " + LETTERS),
         (Remembers, 3, 1, ": " + WRITES + "ResourceScatterDiv (test_split_alone.py:"),
+        (CallsPython, 2, 1, ": " + PYTHON),
     ],
 )
 @pytest.mark.slow

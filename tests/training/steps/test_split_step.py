@@ -129,25 +129,6 @@ def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
     np.testing.assert_array_equal(again, found)
 
 
-def in_python_now_and_then(outputs, targets, model):
-    """Python that runs once for all replicas, inside a loop and a condition."""
-    loss = tf.reduce_mean((outputs - targets) ** 2)
-
-    def half(number, factor):
-        return number + 1, tf.reshape(tf.numpy_function(lambda x: x / 2, [factor], tf.float32), ())
-
-    _, factor = tf.while_loop(lambda number, _: number < 2, half, (0, tf.constant(4.0)))
-    return loss * tf.cond(tf.stop_gradient(loss) > 0.0, lambda: half(0, factor)[1], lambda: factor)
-
-
-@pytest.mark.slow
-def test_a_step_that_cannot_be_split_runs_on_one_replica(caplog):
-    with caplog.at_level("WARNING", logger="keras_multigpu"):
-        assert_as_one_device(training(in_python_now_and_then, models := []), jit_compile=False)
-    assert all(reasons(models[0]))
-    assert any("inside a loop or a condition: " in record.message for record in caplog.records)
-
-
 def test_an_optimizer_built_by_the_step_keeps_its_state_between_fits():
     model = Trained(lambda outputs, *_: tf.reduce_sum(outputs), [keras.layers.Dense(1)])
     model.build((None, 1))

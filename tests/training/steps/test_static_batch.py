@@ -1,4 +1,4 @@
-"""Models that read the static batch size: a step is traced for each size."""
+"""Batches of all sizes share a step, unless a model reads the static batch size."""
 
 import keras
 import numpy as np
@@ -74,6 +74,27 @@ def test_an_error_of_the_model_is_raised_unchanged():
         model.fit(X, Y, batch_size=4, verbose=0)
     with pytest.raises(RuntimeError, match="a fault of the model"):
         model.train_on_batch(X, Y)
+
+
+class Noted(layers.Layer):
+    """Notes the shapes that it is traced for."""
+
+    shapes = []
+
+    def call(self, x):
+        self.shapes.append([*x.shape])
+        return x
+
+
+def test_batches_of_other_sizes_and_lengths_share_a_step():
+    """An axis becomes unknown once it has changed."""
+    inputs = keras.Input((None, 2))
+    model = kmg.distribute(keras.Model(inputs, Noted()(inputs)), devices=2)
+    Noted.shapes.clear()
+    for size, length in ((3, 4), (5, 4), (1, 4), (2, 5), (2, 6), (3, 4)):
+        x = np.ones((size, length, 2), "float32")
+        assert model.predict_on_batch(x).shape == x.shape
+    assert Noted.shapes == [[None, 4, 2], [None, None, 2]]
 
 
 def test_many_batch_sizes_are_reported(caplog):

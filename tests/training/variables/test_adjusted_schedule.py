@@ -34,12 +34,6 @@ def test_the_rate_of_a_step(factor, offset, step, expected):
     assert float(schedule.unadjusted(step)) == (0.5 if step == 3 else 0.25)
 
 
-def test_a_function_without_arguments_is_adjusted_too():
-    schedule = adjusted(lambda: 0.125)
-    schedule.factor.assign(2)
-    assert float(schedule(7)) == 0.25
-
-
 def test_an_adjusted_schedule_is_saved_as_the_original():
     schedule = adjusted(STEPS)
     schedule.factor.assign(3)

@@ -14,15 +14,22 @@ WIDTH, BATCH, EVERY = 64, 6, 4
 DATA = np.random.default_rng(0).normal(size=(9 * BATCH - 1, WIDTH)).astype("float32")
 
 
-def dense_model(optimizer=None, replicas=0, policy="float32", **options):
+def made(shape, parts, optimizer=None, replicas=0, **options):
+    """A model, always with the same first weights; `parts` makes its layers."""
     keras.utils.set_random_seed(1)
-    parts = [layers.Dense(WIDTH, "tanh", dtype=policy) for _ in range(3)]
-    model = keras.Sequential([keras.Input((WIDTH,)), *parts, layers.Dense(1)])
+    model = keras.Sequential([keras.Input(shape), *parts(), layers.Dense(1)])
     if replicas:
         model = kmg.distribute(model, replicas_of(replicas))
     optimizer = optimizer or keras.optimizers.SGD(0.1, gradient_accumulation_steps=EVERY)
     model.compile(optimizer, "mse", **options)
     return model
+
+
+def dense_model(optimizer=None, replicas=0, **options):
+    def parts():
+        return [layers.Dense(WIDTH, "tanh") for _ in range(3)]
+
+    return made((WIDTH,), parts, optimizer, replicas, **options)
 
 
 def train(model, data=DATA, **options):
@@ -74,14 +81,37 @@ def test_replicas_sum_once_for_each_update():
     assert waiting(model) == [8]
 
 
-def test_what_waits_at_the_end_of_an_epoch_is_summed():
-    one, two = dense_model(), dense_model(replicas=2)
+def by_hand(model):
+    train(model)
+    for start in (0, BATCH):
+        model.train_on_batch(DATA[start : start + BATCH], DATA[start : start + BATCH, :1])
+
+
+def two_epochs(model):
+    train(model, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("trained", "options"),
+    [
+        (two_epochs, {"replicas": 2}),
+        (two_epochs, {"replicas": 3, "steps_per_execution": 3, "micro_batches": 2}),
+        (two_epochs, {"replicas": 3, "micro_batches": "auto"}),
+        (two_epochs, {"replicas": 3, "jit_compile": True}),
+        # These are summed each.
+        (by_hand, {"replicas": 2}),
+    ],
+)
+def test_what_waits_at_the_end_of_an_epoch_is_summed(trained, options):
+    one, two = dense_model(), dense_model(**options)
     for model in (one, two):
-        train(model, epochs=2)
+        trained(model)
+    assert waiting(two) == [8]
     assert_equal(one, two)
-    copies = [copy.numpy() for copy in two.optimizer.variables[-1].value.values]
-    np.testing.assert_array_equal(*copies)
-    assert np.any(copies[0])
+    first, *others = (copy.numpy() for copy in two.optimizer.variables[-1].value.values)
+    assert np.any(first)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
 
 
 def test_callbacks_see_the_sum_after_each_batch():
@@ -130,15 +160,6 @@ def test_an_interrupted_epoch_leaves_the_sum():
     assert_equal(one, two)
 
 
-def test_batches_by_hand_are_summed_each():
-    one, two = dense_model(), dense_model(replicas=2)
-    for model in (one, two):
-        train(model)
-        for start in range(0, 3 * BATCH, BATCH):
-            model.train_on_batch(DATA[start : start + BATCH], DATA[start : start + BATCH, :1])
-    assert_equal(one, two)
-
-
 def test_a_step_for_longer_batches_takes_over_what_waits():
     """It is made, and tried, between two updates."""
 
@@ -146,14 +167,10 @@ def test_a_step_for_longer_batches_takes_over_what_waits():
         for length in (5, 5, 7, 7, 6, 7):
             yield DATA[: 4 * length].reshape(4, length, WIDTH), DATA[:4, :1]
 
-    models = []
-    for replicas in (0, 2):
-        keras.utils.set_random_seed(1)
-        parts = [layers.Dense(8, "tanh"), layers.GlobalAveragePooling1D(), layers.Dense(1)]
-        models.append(keras.Sequential([keras.Input((None, WIDTH)), *parts]))
-        if replicas:
-            models[-1] = kmg.distribute(models[-1], replicas_of(replicas))
-        models[-1].compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), "mse")
+    def parts():
+        return [layers.Dense(8, "tanh"), layers.GlobalAveragePooling1D()]
+
+    models = [made((None, WIDTH), parts, replicas=replicas) for replicas in (0, 2)]
     for x, y in batches():
         models[0].train_on_batch(x, y)
     models[1].fit(batches(), verbose=0, shuffle=False)
@@ -161,34 +178,12 @@ def test_a_step_for_longer_batches_takes_over_what_waits():
     assert_equal(*models)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"steps_per_execution": 3, "micro_batches": 2},
-        {"micro_batches": "auto"},
-        {"jit_compile": True},
-    ],
-    ids=str,
-)
-def test_sums_wait_however_steps_run(options):
-    one, two = dense_model(), dense_model(replicas=3, **options)
-    for model in (one, two):
-        train(model, epochs=2)
-    assert waiting(two) == [8]
-    assert_equal(one, two)
-
-
 def test_gradients_of_a_table_wait():
     words = np.random.default_rng(0).integers(0, 50, (30, 4))
     models = []
     for replicas in (0, 2):
-        keras.utils.set_random_seed(1)
-        parts = [layers.Embedding(50, 8), layers.Flatten(), layers.Dense(1)]
-        model = keras.Sequential([keras.Input((4,), dtype="int32"), *parts])
-        if replicas:
-            model = kmg.distribute(model, replicas_of(replicas))
-        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=3), "mse")
+        adam = keras.optimizers.Adam(gradient_accumulation_steps=3)
+        model = made((4,), lambda: [layers.Embedding(50, 8), layers.Flatten()], adam, replicas)
         model.fit(words, words[:, :1], 4, verbose=0, shuffle=False)
         models.append(model)
     assert waiting(models[1]) == [3]

@@ -40,13 +40,6 @@ def test_copies_of_a_variable_of_central_storage_can_be_assigned():
     assert values(variable) == [[2, 0], [2, 0]]
 
 
-def test_a_variable_without_a_value_gets_none():
-    with keras.StatelessScope(initialize_variables=False):
-        variable = keras.Variable(keras.initializers.Ones(), shape=(2,))
-    placement.place_variables([variable], STRATEGY)
-    assert variable_internals.variable_storage(variable) is None
-
-
 @has_multi_optimizer
 def test_all_optimizers_of_a_model_are_found():
     inner, part = keras.optimizers.SGD(), keras.optimizers.Adam()
@@ -76,15 +69,6 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
     assert values(optimizer.variables[1]) == [0.5, 0.5]
     storages = [variable_internals.variable_storage(v) for v in optimizer.variables]
     assert all(placement.lives_under(storage, STRATEGY) for storage in storages)
-
-
-def test_metrics_made_in_a_scope_are_brought_together():
-    """Keras's `MeanIoU` counts in integers."""
-    with STRATEGY.scope():
-        metric = keras.metrics.MeanIoU(2)
-    placement.place_once(metric.variables)
-    metric.update_state([0, 1, 1], [0, 1, 0])
-    assert metric.total_cm.numpy().tolist() == [[1, 0], [1, 1]]
 
 
 def test_functions_traced_before_use_the_moved_values():

@@ -7,8 +7,7 @@ import tensorflow as tf
 from helpers.cpu_replicas import replicas_of
 
 from keras_multigpu.keras_internals.variable_internals import VariableInParts
-from keras_multigpu.partition.layouts import REPLICATED, Block, Rows, Shard
-from keras_multigpu.training.replica_group import copies_in, parts_or_copies
+from keras_multigpu.partition.layouts import Block, Rows, Shard
 from keras_multigpu.training.variables import storage
 
 DEVICES = [f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in range(3)]
@@ -48,14 +47,6 @@ def test_parts_have_multiples_of_64_numbers_of_the_longest_axis(shape, axis, sha
     assert all(part.shape.num_elements() % 64 == 0 for part in made.parts[:-1])
     assert [part.device for part in made.parts] == DEVICES
     np.testing.assert_array_equal(made.numpy(), value)
-
-
-def test_parts_count_as_one_copy_but_for_those_who_ask():
-    made = storage.in_parts(np.zeros((300, 256)), "slot", DEVICES)
-    assert copies_in(made) == (made,) and parts_or_copies(made) == made.parts
-    assert storage.are_parts(made, DEVICES) and not storage.are_parts(made, DEVICES[:2])
-    plain = tf.Variable(1.0)
-    assert not storage.are_parts(plain, DEVICES) and storage.layout_of(plain) == REPLICATED
 
 
 def test_a_graph_of_one_device_finds_whole_values():
