@@ -45,8 +45,6 @@ class Rate:
             known = AdjustedSchedule(present, self.strategy)
             # Kept for the next `fit`, whose steps are already compiled for it.
             self.optimizer.__dict__["_adjusted_schedule"] = known
-        known.factor.assign(1.0)
-        known.offset.assign(0.0)
         self.optimizer.learning_rate = known
         return self
 

@@ -207,6 +207,20 @@ def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
     assert history["learning_rate"] == [1.0 if initial_epoch else 0.25]
 
 
+@pytest.mark.parametrize(("given", "largest"), [(2, 2), (None, 3)])
+def test_the_share_of_a_replica_is_limited(given, largest):
+    """From the first epoch on; without a limit of its own by that of `BatchSizeFinder`."""
+    limits = []
+    scaling = BatchSizeScaling(4, schedule={1: 8}, max_replica_batch_size=given)
+    find = Do("on_train_begin", lambda model, *_: model.training_run.set_batch_size(4, 3))
+    look = Do(
+        "on_epoch_end",
+        lambda model, *_: limits.append(model.training_run.state["largest_share"]),
+    )
+    trained(slope(keras.optimizers.SGD(0.5)), find, scaling, look)
+    assert limits == [largest] * 2
+
+
 @pytest.mark.slow
 def test_one_trace_for_each_number_of_micro_batches():
     """A new size alone needs no new graph. The weights are those of one device."""
