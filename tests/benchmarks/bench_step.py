@@ -1,6 +1,6 @@
-"""Time of training steps: against stock Keras, against one device, and of what surrounds them.
+"""Time of training steps: against stock Keras, against one device, and of the first one.
 
-    python tests/benchmarks/bench_step.py [step|one|python|check ...] [--write]
+    python tests/benchmarks/bench_step.py [step|one|check ...] [--write]
 
 Both sides run in one process, in turn, on the same data and on the same logical CPU devices; every
 ratio is the median of those of pairs. Absolute times depend on the machine and its load, the ratios
@@ -18,11 +18,8 @@ from keras import layers
 from report import alone, main, measures, split_cpu, spread, verdict
 
 import keras_multigpu as kmg
-from keras_multigpu.training import replication
-from keras_multigpu.training.runners.runner import Runner
 
 DEVICES = ["CPU:0", "CPU:1"]
-LIMIT_OF_PYTHON = 0.15
 LIMITS = {  # what the project promises
     "MobileNetV2": 1.0,
     "small MLP": 0.35,
@@ -126,56 +123,6 @@ def against_one_device(rounds):
         yield row(f"language model: {name}", pairs[1:], steps=10)
 
 
-class Many(layers.Layer):
-    """Has so many scalar weights, which its output ignores."""
-
-    def __init__(self, weights):
-        super().__init__()
-        for number in range(weights):
-            self.add_weight(shape=(), name=f"weight_{number}")
-
-    def call(self, x):
-        return x
-
-
-class Nothing(Runner):
-    """A step that does nothing."""
-
-    def __call__(self, shares):
-        return {"loss": tf.zeros(())}
-
-
-def python_between_steps(rounds):
-    """What Python does besides TensorFlow's calls that read and run a batch."""
-    for weights in (10, 1000):
-        model = keras.Sequential([keras.Input((16,)), Many(weights), layers.Dense(4)])
-        model = compiled(ours(model, self_check=False))
-        x, y = data(mlp, 600)
-        own = replication.replication_of(model)
-        original, replication.make_runner = replication.make_runner, lambda request: Nothing()
-        try:
-            model.fit(x[:64], y[:64], batch_size=64, verbose=0)
-        finally:
-            replication.make_runner = original
-        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
-        waiting = own.cutter.ahead(dataset)
-        (steps,) = own.steps_of("train")
-
-        def fitted(count, model=model, dataset=dataset):
-            start = time.thread_time()
-            model.fit(dataset.take(count), verbose=0)
-            return time.thread_time() - start
-
-        found = []
-        for _ in range(rounds):
-            each = (fitted(600) - fitted(100)) / 500
-            graph, start = next(iter(steps._made.values())).graph, time.thread_time()
-            for leaves in waiting._dataset:
-                graph(*leaves)
-            found.append(each - (time.thread_time() - start) / 600)
-        yield weights, f"{1e3 * statistics.median(found):.3f} ms", f"{LIMIT_OF_PYTHON:.2f} ms"
-
-
 def large_mobilenet():
     """Many layers, with a sum over replicas after most of them."""
     random = np.random.default_rng(0)
@@ -222,7 +169,6 @@ CHECK = "first step, 2 replicas | without self-check | with self-check | process
 TABLES = {
     "step": ("model, 2 replicas | stock | ours | ratio (range) | limit", steps_in_fit),
     "one": ("2 replicas | plain Keras | ours | ratio (range) | limit", against_one_device),
-    "python": ("variables, 2 replicas | Python between two steps | limit", python_between_steps),
     "check": (f"{CHECK} | wall", first_steps),
 }
 

@@ -225,14 +225,3 @@ def test_an_export_that_augments_is_a_warning(layer, training, warns, tmp_path, 
     assert [layer.name in str(each.message) for each in found] == [True] * warns
     exported = tf.saved_model.load(tmp_path)
     assert np.allclose(exported.serve(x), expected) is not warns
-
-
-@pytest.mark.slow
-def test_a_clone_does_not_share_weights():
-    """`clone_model` gives fresh weights and leaves the original alone."""
-    model = trained()
-    before = model.get_weights()
-    clone = keras.models.clone_model(model)
-    clone.compile("sgd", "mse")
-    fit(clone)
-    assert_close(before, model.get_weights())

@@ -153,21 +153,6 @@ def test_repeated_calls_compile_nothing_new():
     assert made[0] == made[1] and len(made[0]) == 3
 
 
-def test_scalars_of_an_optimizer_convert_to_python_numbers():
-    """Callbacks call `float` and `int` on them."""
-    model = on_replicas(keras.Model(*ends()), 2)
-    model.compile(keras.optimizers.SGD(0.25), "mse", run_eagerly=True)
-    model.fit(X, Y, batch_size=5, verbose=0)
-    assert float(model.optimizer.learning_rate) == 0.25
-    assert int(model.optimizer.iterations) == 3
-
-
-def test_the_last_strategy_asked_for_is_the_default():
-    asked = kmg.strategy(devices=2)
-    assert kmg.distribute(keras.Model(*ends())).distribute_strategy is asked
-    assert kmg.data.from_arrays(X, Y, replica_batch_size=3).global_batch_size == 6
-
-
 def test_a_model_takes_the_strategy_in_whose_scope_it_was_made():
     with strategy(3).scope():
         plain, own = sequential(), Subclassed()

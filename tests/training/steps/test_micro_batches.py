@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.cpu_replicas import replicas_of
 from helpers.one_device import assert_close, assert_equal
 from helpers.rows_in_python import zeros_after
 
@@ -12,10 +13,6 @@ import keras_multigpu as kmg
 X = np.random.default_rng(0).normal(size=(29, 4)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(29, 1)).astype("float32")
 WEIGHTS = np.random.default_rng(2).random(29).astype("float32")
-
-
-def strategy(replicas):
-    return kmg.strategy("mirrored", devices=[f"CPU:{i}" for i in range(replicas)])
 
 
 def dense(*layers):
@@ -55,7 +52,7 @@ def test_pieces_change_nothing(caplog):
     """They are doubled until they fit, and the same step is tried again; some have no example."""
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     expected = trained(dense(), loss, run_eagerly=True)
-    model = kmg.distribute(dense(Hungry()), strategy(2))
+    model = kmg.distribute(dense(Hungry()), replicas_of(2))
     assert_close(trained(model, loss, micro_batches="auto"), expected, atol=1e-6)
     messages = [record.getMessage() for record in caplog.records if "micro-batches" in record.msg]
     assert ["into 2 micro" in messages[0], "into 4 micro" in messages[1]] == [True, True]
@@ -64,7 +61,7 @@ def test_pieces_change_nothing(caplog):
 @pytest.mark.slow
 @pytest.mark.usefixtures("python_sees_rows")
 def test_running_out_of_memory_leaves_nothing_half_done(caplog):
-    model = kmg.distribute(dense(Hungry()), strategy(2))
+    model = kmg.distribute(dense(Hungry()), replicas_of(2))
     model.compile("adam", "mse", metrics=["mae"])
     with pytest.raises(tf.errors.ResourceExhaustedError):
         model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
@@ -89,13 +86,13 @@ def test_pieces_of_a_share_give_the_numbers_of_the_whole_batch(caplog):
         return dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=3))
 
     expected = trained(made(), related, run_eagerly=True)
-    found = trained(kmg.distribute(made(), strategy(2)), related, micro_batches=2)
+    found = trained(kmg.distribute(made(), replicas_of(2)), related, micro_batches=2)
     assert_close(found, expected, atol=1e-6)
     assert "saves little memory" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "many"])
 def test_micro_batches_are_a_positive_number_or_auto(wrong):
-    model = kmg.distribute(dense(), strategy(2))
+    model = kmg.distribute(dense(), replicas_of(2))
     with pytest.raises(ValueError, match="Received: micro_batches="):
         model.compile("sgd", "mse", micro_batches=wrong)

@@ -297,28 +297,6 @@ def test_functions_that_a_step_calls_train_the_variables(capsys):
     assert model.optimizer.iterations == 2
 
 
-@pytest.mark.slow
-def test_gradients_of_tensors():
-    seen = {}
-
-    def loss(model, x, y_pred):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            scale = ops.square(model.scale)
-            value = ops.mean(ops.square(x) * scale)
-        of_rows, seen["scale"] = tape.gradient(value, [x, scale])
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            squares = ops.square(x)
-        jacobian = tape.batch_jacobian(squares, x)
-        return ops.concatenate([of_rows, jacobian[:, 0], of_rows * 0 + seen["scale"]], axis=1)
-
-    value, _ = logs_of(loss)
-    np.testing.assert_allclose(value[:, 0], [2 * v / 5 for v in VALUES], rtol=1e-6)
-    np.testing.assert_allclose(value[:, 1], [2 * v for v in VALUES], rtol=1e-6)
-    np.testing.assert_allclose(value[:, 2], [514 / 5] * 5, rtol=1e-6)
-
-
 def test_a_prediction_may_have_any_structure():
     class Predicts(Step):
         def predict_step(self, data):

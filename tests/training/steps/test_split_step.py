@@ -127,14 +127,3 @@ def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
     # A model that was never compiled predicts as well.
     again = noise(lambda model: kmg.distribute(model, strategy), compiled=False)
     np.testing.assert_array_equal(again, found)
-
-
-def test_an_optimizer_built_by_the_step_keeps_its_state_between_fits():
-    model = Trained(lambda outputs, *_: tf.reduce_sum(outputs), [keras.layers.Dense(1)])
-    model.build((None, 1))
-    model.compile(keras.optimizers.SGD(1.0, momentum=0.5))
-    kmg.distribute(model, devices=2)
-    for expected in (-2.0, -3.0, -3.5):
-        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
-        *_, of_bias = model.optimizer.variables
-        assert tf.convert_to_tensor(of_bias).numpy() == [expected]

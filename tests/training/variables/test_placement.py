@@ -71,6 +71,15 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
     assert all(placement.lives_under(storage, STRATEGY) for storage in storages)
 
 
+def test_metrics_made_in_a_scope_are_brought_together():
+    """Keras's `MeanIoU` counts in integers."""
+    with STRATEGY.scope():
+        metric = keras.metrics.MeanIoU(2)
+    placement.place_once(metric.variables)
+    metric.update_state([0, 1, 1], [0, 1, 0])
+    assert metric.total_cm.numpy().tolist() == [[1, 0], [1, 1]]
+
+
 def test_functions_traced_before_use_the_moved_values():
     variable = keras.Variable([1.0, 2.0])
     storage = variable_internals.variable_storage(variable)
