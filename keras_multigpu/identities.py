@@ -255,31 +255,28 @@ def identify_function(function: Callable[..., Any], inside: Where = ()) -> Any:
     function = inspect.unwrap(
         getattr(function, "__func__", function), stop=lambda each: is_of_user(file_of(each))
     )
-    if not is_of_user(file_of(function)):
-        held: dict[str, Any] = {}
-        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-            held["of"] = owner
-        if getattr(function, "__closure__", None):
-            held["closed_over"] = find_closed_over(function)
-        name = function.__qualname__
-        parts = {part: identity_of(each, inside) for part, each in held.items()}
-        return {"function": name, **parts} if parts else name
-    plain = {
-        name: function.__globals__[name]
+    held: dict[str, Any] = {}
+    if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+        held["of"] = owner
+    if getattr(function, "__closure__", None):
+        held["closed_over"] = find_closed_over(function)
+    if is_of_user(file_of(function)):
+        held["code"] = code_of(function)
+        held["defaults"] = [function.__defaults__, function.__kwdefaults__]
+        held["globals"] = plain_globals(function)
+    parts = {name: identity_of(part, inside) for name, part in held.items()}
+    return {"function": function.__qualname__, **parts} if parts else function.__qualname__
+
+
+def plain_globals(function: Any) -> dict[str, Any]:
+    """The numbers and texts outside of a function that it uses."""
+    return {
+        name: value
         for name in names_in(function.__code__)
         # Names such as `__file__` differ between machines.
         if not name.startswith("__")
-        if isinstance(function.__globals__.get(name), (bool, int, float, str, tuple))
+        if isinstance(value := function.__globals__.get(name), (bool, int, float, str, tuple))
     }
-    known = {
-        "code": code_of(function),
-        "defaults": [function.__defaults__, function.__kwdefaults__],
-        "closed_over": find_closed_over(function),
-        "globals": plain,
-        "of": owner,
-    }
-    parts = {name: identity_of(part, inside) for name, part in known.items()}
-    return {"function": function.__qualname__, **parts}
 
 
 def code_of(function: Any) -> str:
