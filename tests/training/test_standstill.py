@@ -1,5 +1,6 @@
 """If training stands still, it says once where, and goes on when it can."""
 
+import re
 import time
 
 import keras
@@ -10,7 +11,9 @@ from helpers.cpu_replicas import replicas_of
 from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.watching import standstill
+from keras_multigpu.training.watching.whereabouts import LayersOf, whereabouts
 from keras_multigpu.writing import time_text
 
 X = np.ones((4, 3), "float32")
@@ -79,23 +82,54 @@ def test_a_callback_that_does_not_return(said):
     assert "This process is in a callback: Stuck.on_epoch_end (epoch 1, step 7)" in said.getvalue()
 
 
+class Stuck(keras.layers.Layer):
+    """The first replica looks at the rows of all, in Python."""
+
+    def __init__(self, said):
+        super().__init__()
+        self.said, self.calls = said, 0
+
+    def look(self, x):
+        self.calls += 1
+        if self.calls == 7:
+            wait_for("stands still", self.said)
+        time.sleep(0.05)
+        return x
+
+    def call(self, x):
+        found = tf.numpy_function(self.look, [x], x.dtype, stateful=False)
+        return tf.ensure_shape(tf.stop_gradient(found), x.shape)
+
+
 def test_a_step_that_does_not_end(said):
-    class Stuck(keras.layers.Layer):
-        calls = 0
+    """It names the sum that a replica waits in, and how far the other one is."""
+    model = network(Stuck(said))
+    model.fit(np.tile(X, (4, 1)), np.ones((16, 1)), 2, verbose=0)
+    ahead, behind = (rf"CPU:{n} has come to sum {n + 1} of 4 \([^()]+\), " for n in (1, 0))
+    found = f"This process is in a step: {ahead}{behind}all replicas to sum 1"
+    assert re.search(found, said.getvalue()), said.getvalue()
 
-        def wait(self, x):
-            self.calls += 1
-            if self.calls == 6:
-                wait_for("stands still", said)
-            time.sleep(0.05)
-            return x
 
-        def call(self, x):
-            found = tf.numpy_function(self.wait, [x], x.dtype, stateful=True)
-            return tf.ensure_shape(tf.stop_gradient(found), x.shape)
-
-    network(Stuck()).fit(np.tile(X, (4, 1)), np.ones((16, 1)), 2, verbose=0)
-    assert "This process is in a step: the replicas compute" in said.getvalue()
+@pytest.mark.parametrize("accumulated", [None, 2])
+def test_a_sum_is_named_by_its_layers(accumulated):
+    block = [keras.layers.Conv2D(4, 3, name="conv"), keras.layers.BatchNormalization(name="bn")]
+    cell = [keras.layers.Reshape((-1, 4)), keras.layers.LSTM(3, name="lstm")]
+    layers = [keras.Input((6, 6, 3)), *block, *cell, keras.layers.Dense(1, name="top")]
+    model = kmg.distribute(keras.Sequential(layers, name="net"), replicas_of(2))
+    optimizer = keras.optimizers.Adam(clipnorm=1.0, gradient_accumulation_steps=accumulated)
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((8, 6, 6, 3)), np.ones((8, 1)), 4, verbose=0)
+    (steps,) = replication_of(model).steps_of("train")
+    (runner,) = steps.runners
+    names = LayersOf(runner.step)
+    found = [names.names(cuts) for _, cuts in runner.step.local.exchanged]
+    layers = [f"net/{name}" for name in ("top", "lstm/lstm_cell", "conv", "bn")]
+    assert found[0] == layers[-1]
+    said = [f"gradients of {layer}" for layer in layers]
+    assert {each for text in found[1:] for each in said if each in text} >= set(said[:2])
+    assert whereabouts(runner).startswith(
+        f"CPU:0 and CPU:1 have come to sum {len(found)} of {len(found)} ({found[-1]})"
+    )
 
 
 def test_nothing_is_said_of_training_that_goes_on(said):

@@ -354,6 +354,15 @@ class Stages:
         return made
 
     @property
+    def exchanged(self) -> list[tuple[str, list[tf.Operation]]]:
+        """What replicas exchange, in turn: "sum" or "gather", and the cuts that travel together."""
+        return [
+            ("gather" if cuts[0].name in self._gathers else "sum", cuts)
+            for all_cuts in self._exchanges
+            for cuts in all_cuts
+        ]
+
+    @property
     def after_sums(self) -> list[Stage]:
         """The stages after all sums: the last part of an update."""
         summing = [

@@ -89,6 +89,7 @@ class Sums:
         riders: A few float32 numbers of each replica, which travel in the first pack with room.
         watches: The replicas' stopwatches, if a probe measures times.
         may_wait: Whether sums that are not due wait; without it, none does.
+        progress: Counts the exchanges.
 
     Attributes:
         packs: All packs that were summed, and rows of sums, by replica.
@@ -102,9 +103,11 @@ class Sums:
         riders: Sequence[tf.Tensor] | None = None,
         watches: Sequence[Any] | None = None,
         may_wait: tf.Tensor | None = None,
+        progress: Any = None,
     ) -> None:
         self.exchange, self._riders, self._watches = exchange, riders, watches
-        self._may_wait = may_wait
+        self._may_wait, self._progress = may_wait, progress
+        self._before: Parts = [[] for _ in exchange.devices]
         self.due: list[tf.Tensor] = []
         self.packs: list[list[tf.Tensor]] = [[] for _ in exchange.devices]
         self.of_riders: list[tf.Tensor] | None = None
@@ -126,10 +129,13 @@ class Sums:
         if self._may_wait is None:
             return self(parts)
         self.due.append(due)
+        self._come_to(parts)
 
         def summed() -> list[list[tf.Tensor]]:
-            _, found = self._exchanged(parts)
-            return found
+            on_each = self.exchange.on_each
+            packings = on_each(Packing, parts)
+            packs = self._timed(on_each(Packing.pack, packings, parts))
+            return on_each(Packing.unpack, packings, packs)
 
         def terms() -> list[list[tf.Tensor]]:
             return [[tf.identity(tensor) for tensor in own] for own in parts]
@@ -137,31 +143,38 @@ class Sums:
         found: list[list[tf.Tensor]] = tf.cond(due | ~self._may_wait, summed, terms)
         for known, own in zip(self.packs, found, strict=True):
             known += own
+        self._before = found
         return found
 
     def gather(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
         """The whole of a tensor of which replicas have their rows."""
-        return self.exchange.gather_rows(parts, axis)
+        self._come_to([[part] for part in parts])
+        found = self.exchange.gather_rows(parts, axis)
+        self._before = [[whole] for whole in found]
+        return found
 
     def scatter(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
         """Each replica's rows of the sum of a tensor."""
+        self._come_to([[part] for part in parts])
         found = self.exchange.scatter_rows(parts, axis)
+        self._before = [[own] for own in found]
         for known, own in zip(self.packs, found, strict=True):
             known.append(own)
         return found
 
     def _packed(self, parts: Parts) -> list[list[tf.Tensor]]:
-        packs, found = self._exchanged(parts)
-        for known, own in zip(self.packs, packs, strict=True):
-            known += own
-        return found
-
-    def _exchanged(self, parts: Parts) -> tuple[list[list[tf.Tensor]], list[list[tf.Tensor]]]:
-        """The summed packs, and the sums of tensors in them."""
         on_each = self.exchange.on_each
         packings = on_each(Packing, parts)
-        packs = self._timed(on_each(Packing.pack, packings, parts))
-        return packs, on_each(Packing.unpack, packings, packs)
+        packs = on_each(Packing.pack, packings, parts)
+        self._come_to(packs)
+        self._before = packs = self._timed(packs)
+        for known, own in zip(self.packs, packs, strict=True):
+            known += own
+        return on_each(Packing.unpack, packings, packs)
+
+    def _come_to(self, parts: Parts) -> None:
+        if self._progress is not None:
+            self._progress.come_to(parts, self._before)
 
     def _timed(self, packs: Parts) -> list[list[tf.Tensor]]:
         """The sums of packs, with the times before and after if there are stopwatches."""

@@ -22,6 +22,7 @@ from keras_multigpu.training.shares import Rows, present_leaves, tensors_of
 from keras_multigpu.training.steps.batches import PartArguments
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.results import ReplicaResult, after, at_once
+from keras_multigpu.training.watching.progress import Progress
 from keras_multigpu.training.watching.stopwatch import Stopwatch
 from keras_multigpu.training.watching.watched import if_alone
 
@@ -52,6 +53,8 @@ class ReplicaRunner(Runner):
         self._group, self._watched = request.group, step.traced.watched
         self.open_sums = request.open_sums
         self.is_checked = not request.self_check
+        if self._group.count > 1:
+            self.progress = Progress(self._group.exchange.devices)
         self._at_once = False
         self._stay_open: tf.Tensor | None = None
 
@@ -123,6 +126,7 @@ class ReplicaRunner(Runner):
             None if numbers is None else [numbers] * len(results),
             [result.watch for result in results] if self._watched.timed else None,
             may_wait,
+            self.progress,
         )
         found = step.local(pieces, sums, self._run_stage)
         results = [

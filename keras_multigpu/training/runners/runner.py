@@ -8,6 +8,7 @@ from keras_multigpu.training.replica_group import Copies
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.open_sums import OpenSums
+from keras_multigpu.training.watching.progress import Progress
 
 
 class Runner:
@@ -17,12 +18,14 @@ class Runner:
         open_sums: The open sums that steps of the model may have left in variables.
         step: The step in parts, if it is known before a batch comes.
         unsplit_because: Why one replica takes the whole batch, if it does.
+        progress: To which sum its replicas have come, if it counts them.
         is_checked: Whether it may run; a training step is tried first.
     """
 
     open_sums: OpenSums | None = None
     step: PartitionedStep | None = None
     unsplit_because: object = None
+    progress: Progress | None = None
     is_checked = True
 
     def __call__(self, shares: Sequence[Rows]) -> Any:

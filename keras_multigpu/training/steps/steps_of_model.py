@@ -281,6 +281,9 @@ class MadeStep:
         )
 
     def __call__(self, shares: Shares) -> Any:
+        progress = self.runner.progress
+        if progress is not None:
+            progress.calls += 1
         if self._eager:
             return self.runner(shares.rows)
         size = () if shares.size is None else (shares.size,)
@@ -292,6 +295,8 @@ class MadeStep:
             with graph_internals.optimized_before():
                 return graph(*itertools.chain(*shares.leaves, size))
         except BaseException as error:
+            if progress is not None:
+                progress.begin_again()
             if open_sums is not None:
                 open_sums.rescue()
             # Some replicas may have assigned new values.

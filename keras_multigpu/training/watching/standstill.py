@@ -1,7 +1,7 @@
 """Says where training stands still: once, on standard error, and goes on waiting.
 
-A thread looks once a second at what `fit` counts anyway, so a step costs nothing. Where `fit` waits
-is told by the functions that it is in. Workers that stand still tell each other.
+A thread looks once a second at what `fit` counts anyway. Where `fit` waits is told by the functions
+that it is in, and inside a step by `Progress`. Workers that stand still tell each other.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_multigpu.cluster.environment import name_of
 from keras_multigpu.keras_internals import cluster_internals
+from keras_multigpu.training.watching.whereabouts import whereabouts
 from keras_multigpu.writing import time_text
 
 POLL = 1.0
@@ -182,8 +183,9 @@ def where_is(stack: Sequence[FrameType]) -> tuple[str, bool]:
         return DATA, False
     if is_in("training/steps/passes.py") or is_in("training/steps/steps_of_model.py", "graph"):
         return TRACING, True
-    if is_in("training/steps/steps_of_model.py", "__call__"):
-        return f"{STEP}: {IN_STEP}", False
+    for frame in stack:
+        if frame.f_code.co_qualname == "MadeStep.__call__":
+            return f"{STEP}: {whereabouts(frame.f_locals['self'].runner) or IN_STEP}", False
     return ELSEWHERE, True
 
 

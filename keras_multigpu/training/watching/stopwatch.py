@@ -66,12 +66,18 @@ def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The time, in seconds, once these tensors are computed; without tensors, the time now."""
     if not tensors:
         return tf.timestamp()
+    there = on_host(tensors)
+    with tf.device(there.device), tf.control_dependencies([there]):
+        return tf.timestamp()
+
+
+def on_host(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What is there once these tensors are computed."""
     with tf.control_dependencies(tensors):
         number = tf.reshape(tensors[0], [-1])[:1]
     # A GPU has finished its work only once a number of it has arrived on the host.
     with tf.device(number.device if "CPU" in number.device else HOST):
-        with tf.control_dependencies([tf.identity(number)]):
-            return tf.timestamp()
+        return tf.identity(number)
 
 
 def time_within(
