@@ -1,5 +1,7 @@
 """The ways to make a `DistributedModel`, and what it keeps of the original model."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from helpers.one_device import assert_as_one_device, assert_close
 
 import keras_multigpu as kmg
 from keras_multigpu.training.announcing import announce
+from keras_multigpu.training.exchange.stages import Stages
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import replication_of
 
@@ -227,3 +230,23 @@ def test_what_divides_layers_is_refused():
     given = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
     with pytest.raises(ValueError, match='pass `shard="weights"`'):
         kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), given)
+
+
+def stages():
+    """The numbers of all existing traced functions."""
+    return {id(each) for each in gc.get_objects() if isinstance(each, Stages)}
+
+
+def test_the_graphs_of_a_model_are_deleted_with_it():
+    """TensorFlow would keep a step's functions until the process ends."""
+    model = on_replicas(keras.Model(*ends()), 2)
+    model.compile("adam", "mse")
+    gc.collect()
+    before = stages()
+    model.fit(X, Y, verbose=0)
+    made = stages() - before
+    assert len(made) == 1
+    del model
+    keras.utils.clear_session()
+    gc.collect()
+    assert not made & stages()

@@ -45,27 +45,9 @@ def test_callbacks_with_batch_hooks_listen_to_batches():
     assert heard(keras.callbacks.TerminateOnNaN()) == ["train"]
 
 
-def test_a_hook_set_on_an_object_counts():
-    single = callback()
-    single.on_test_batch_begin = types.MethodType(lambda self, batch, logs=None: None, single)
-    assert heard(single) == ["test"]
-    made = loops.callback_list(keras.Sequential(), CHIEF, [], 0, 1, 1)
-    made.on_train_batch_end = lambda batch, logs=None: None
-    assert loops.listens(made, "train")
-    assert loops.callback_list(None, CHIEF, made, 1, 1) is made
-
-
 @pytest.mark.parametrize(("verbose", "modes"), [(0, []), (1, ["train", "test"]), (2, [])])
 def test_the_progress_bar_listens_where_it_shows_batches(verbose, modes):
     assert heard(verbose=verbose) == modes
-
-
-def test_predictions_of_batches_are_joined():
-    first = {"a": tf.constant([[1.0], [2.0]]), "b": (tf.constant(5),)}
-    second = {"a": tf.constant([[3.0]]), "b": (tf.constant(6),)}
-    both = keras.tree.map_structure(loops.as_array, loops.joined([first, second]))
-    assert both["a"].tolist() == [[1], [2], [3]] and both["b"][0].tolist() == [5, 6]
-    assert loops.joined([first])["b"][0] is first["b"][0]
 
 
 def test_predictions_of_several_lengths_become_ragged():

@@ -11,7 +11,7 @@ from keras_multigpu.data.pipeline.order import Order, Part, Plan
 from keras_multigpu.data.reading import Reading
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
-from keras_multigpu.training.feed.sources import Anchor, knows_epochs
+from keras_multigpu.training.feed.sources import Anchor
 from keras_multigpu.training.shares import join_shares
 
 
@@ -29,12 +29,6 @@ def taken(source, count):
     found = [shares for shares, _ in zip(iterator, range(count), strict=False)]
     batches = [join_shares(shares.rows, source.spec) for shares in found]
     return [x.numpy().astype(int).tolist() for x, _, _ in batches]
-
-
-def test_batches_know_their_epochs():
-    assert knows_epochs(data())
-    for other in (np.ones(2), tf.data.Dataset.range(2), iter([]), type(data()), None):
-        assert not knows_epochs(other)
 
 
 def test_training_reads_one_epoch_after_another():
@@ -190,12 +184,6 @@ def test_first_batches_do_not_move_the_source():
         first = next(source.first_batches(size))
         assert first[0].numpy().astype(int).tolist() == expected
     assert taken(source, 1) == [[2, 3]]
-
-
-def test_class_weights_become_sample_weights():
-    source = EpochSource(Cutter(2), data().reading(), class_weight={0: 0.5, 1: 3.0})
-    weights = [rows.data[2].numpy().tolist() for rows in next(source.iterator()).rows]
-    assert weights == [[0.5], [3.0]] and source.spec[2] is not None
 
 
 def test_examples_have_names_in_training_only():

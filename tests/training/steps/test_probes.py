@@ -9,6 +9,7 @@ from helpers.own_step import OwnStep, UnseenStep
 
 import keras_multigpu as kmg
 from keras_multigpu.training.watching.probe import Probe
+from keras_multigpu.training.watching.stopwatch import time_within
 
 
 class Remember(Probe):
@@ -234,3 +235,18 @@ def test_sparse_inputs_can_be_watched():
     model.fit(sparse, verbose=0, callbacks=[Watch(probe)])
     assert isinstance(probe.rows, tf.SparseTensor)
     np.testing.assert_array_equal(probe.seen.numpy()[:, 0], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "until", "expected"),
+    [
+        ([1.0], [3.0], 1.0, 0.0),
+        ([1.0, 4.0], [3.0, 6.0], 5.0, 3.0),
+        # The second has waited for the first.
+        ([1.0, 2.0, 7.0], [4.0, 5.0, 9.0], 7.0, 4.0),
+    ],
+)
+def test_overlapping_times_of_sums_count_once(begun, ended, until, expected):
+    """Those in which sums travelled while a replica still computed."""
+    begun, ended = (list(map(tf.constant, times)) for times in (begun, ended))
+    assert float(time_within(begun, ended, tf.constant(until))) == expected
