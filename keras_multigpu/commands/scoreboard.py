@@ -22,8 +22,9 @@ def add_parser(subparsers: Any) -> None:
     )
     within = "seconds for everything; what does not fit is skipped (default: 570)"
     parser.add_argument("--within", type=at_least(float, 0), default=570, help=within)
-    some = "some of the parts"
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help=some)
+    some = f"some of the parts: {', '.join(PARTS)}"
+    only = {"choices": PARTS, "default": [*PARTS], "metavar": "PART"}
+    parser.add_argument("--only", nargs="+", **only, help=some)
     where = f"for {FILES} (default: this one)"
     parser.add_argument("--folder", type=Path, default=Path(), help=where)
     parser.set_defaults(run=run)

@@ -88,7 +88,10 @@ def rehearse(
         found.append(Finding("script", "to its end", "fails", what, "See its last lines."))
     if failure is None and not any(each.where.startswith("fit ") for each in found):
         found.insert(0, Finding("script", "training", "note", NO_FIT))
-    return [decided(each, notes) for each in dict.fromkeys([*found, *several_writers(notes)])]
+    every = [decided(each, notes) for each in [*found, *several_writers(notes)]]
+    # What is no error is said of the first `fit` alone.
+    once = {each[1:] if each.verdict == "note" else each: each for each in reversed(every)}
+    return [*reversed(once.values())]
 
 
 def several_writers(notes: Notes) -> list[Finding]:

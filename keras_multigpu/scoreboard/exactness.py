@@ -83,7 +83,9 @@ def trainings() -> dict[str, Training]:
         "optimizer in parts": dense._replace(optimizer=adam, options={"shard": "optimizer"}),
         "weights in parts": dense._replace(optimizer=adam, options={"shard": "weights"}),
         "RematScope": convolved._replace(build=remat, plain=convnet),
-        "contrastive, float16": dense._replace(build=contrastive, loss=None, metrics=(), **halves),
+        "contrastive, float16": dense._replace(
+            build=embedding, loss=contrast, metrics=(), **halves
+        ),
     }
 
 
@@ -121,27 +123,15 @@ def attention() -> keras.Model:
     return keras.Model(x, logits()(layers.GlobalAveragePooling1D()(y)))
 
 
-class Contrastive(keras.Model):
+def embedding() -> keras.Model:
+    return keras.Sequential([keras.Input((8,)), layers.Dense(32, "tanh"), layers.Dense(8)])
+
+
+def contrast(labels: Any, rows: Any) -> Any:
     """Pulls examples with equal labels together: each needs the rows and labels of all others."""
-
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
-        rows = keras.ops.normalize(keras.ops.cast(y_pred, "float32"))
-        alike = keras.ops.cast(y[:, None] == y[None, :], "float32")
-        return keras.ops.mean(
-            keras.ops.binary_crossentropy(alike, rows @ keras.ops.transpose(rows), True)
-        )
-
-
-def contrastive() -> keras.Model:
-    x = keras.Input((8,))
-    return Contrastive(x, layers.Dense(8)(layers.Dense(32, "tanh")(x)))
+    rows, labels = keras.ops.normalize(keras.ops.cast(rows, "float32")), keras.ops.ravel(labels)
+    alike = keras.ops.cast(labels[:, None] == labels[None, :], "float32")
+    return keras.ops.binary_crossentropy(alike, rows @ keras.ops.transpose(rows), True)
 
 
 def numbers_of(one: Training, place: Callable[[keras.Model], keras.Model]) -> list[np.ndarray]:

@@ -187,6 +187,11 @@ def test_what_would_fail_later(row, failing):
 
 
 @pytest.mark.slow
+def test_a_note_is_made_once(failing):
+    assert failing[1].count("a kill loses all of this training") == 1
+
+
+@pytest.mark.slow
 def test_nothing_is_written_into_the_users_folders(tmp_path):
     """The script reads back what it writes, and a folder's listing and contents stay."""
     for folder in ("kept", "removed", "other"):
