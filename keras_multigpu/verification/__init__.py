@@ -2,9 +2,8 @@
 
 The modules, from the call to the result:
 
-    verify              the function; where the comparison runs
+    verify              the function
     in_this_process     devices and strategies
-    other_process       a fresh process, used if TensorFlow has already started in this one
     batches             the first global batches of the user's data
     participants        one model on one device or on N replicas, trained step by step, with the
                         same weights and seeds

@@ -81,18 +81,3 @@ def number_of_examples(batch: Batch) -> int:
             size = leaf.shape[0]
             return int(leaf.bounding_shape()[0] if size is None else size)
     return 0
-
-
-def to_arrays(batch: Batch) -> tuple[Any, list[Any]]:
-    """Turn a batch into what can be pickled: its specs, and NumPy arrays."""
-    specs = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), batch
-    )
-    parts = tf.nest.flatten(batch, expand_composites=True)
-    return specs, [None if part is None else part.numpy() for part in parts]
-
-
-def batch_of_arrays(pickled: tuple[Any, list[Any]]) -> Batch:
-    specs, arrays = pickled
-    tensors = [None if array is None else tf.constant(array) for array in arrays]
-    return tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)

@@ -18,7 +18,9 @@ from keras_multigpu.verification.verification import Verification
 def usual_replicas() -> list[int]:
     """The numbers of replicas to compare, if the user names none: on GPUs if there are two."""
     gpus = device_count("GPU")
-    return [2, 4] if gpus < 2 else sorted({2, gpus})
+    if gpus > 1:
+        return sorted({2, gpus})
+    return [2, 4] if devices_are_ready(4) else [2]
 
 
 def devices_are_ready(count: int) -> bool:

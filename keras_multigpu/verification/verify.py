@@ -5,9 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import require_positive_integer, value_error
-from keras_multigpu.processes import functions
-from keras_multigpu.verification import in_this_process, other_process
+from keras_multigpu.checks import require_positive_integer, runtime_error, value_error
+from keras_multigpu.verification import in_this_process
 from keras_multigpu.verification.verification import Verification
 
 
@@ -25,16 +24,15 @@ def verify(
     whatever the model does, Dropout included. If they differ, the table names the first weight that
     did, and the step: please report a bug.
 
-    The replicas are GPUs if there are enough, otherwise logical CPU devices. If TensorFlow has
-    already started with too few of these, the comparison runs in another process, which imports
-    `build_model`, and `data` if that is a function: keep both in a file, or call `verify` first.
+    The replicas are GPUs if there are enough, otherwise logical CPU devices. A CPU can be split
+    only before TensorFlow's first operation: call `verify` first, or use the command.
 
     Args:
         build_model: Returns a new, compiled model at each call.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32; a batched dataset,
             or anything else that `fit` takes as `x`; or a function that returns either.
         replicas: The numbers of replicas to compare with one device. By default two GPUs and all
-            of them, or 2 and 4 on a machine with fewer than two.
+            of them, or 2 and 4 on a machine with fewer than two, if there are as many devices.
         steps: How many batches to train on; shorter data is repeated. Include the last batch of an
             epoch if it is smaller than the others.
 
@@ -44,6 +42,7 @@ def verify(
 
     Raises:
         ValueError: If an argument makes no sense, or the model fails on one device already.
+        RuntimeError: If TensorFlow has started with too few devices.
 
     Example:
 
@@ -73,11 +72,16 @@ def verify(
             replicas=replicas,
         )
     require_positive_integer("steps", steps)
-    functions.refuse_while_importing("verify")
-    if in_this_process.devices_are_ready(max(replicas)):
-        result = in_this_process.run(build_model, data, replicas, steps)
-    else:
-        result = other_process.run(build_model, data, replicas, steps)
+    if not in_this_process.devices_are_ready(max(counts)):
+        raise runtime_error(
+            "TensorFlow has started with fewer devices than replicas are compared.",
+            "Expected `verify` before the first model, tensor or dataset.",
+            "Restart Python (in a notebook: the kernel) and call it first, or without GPUs "
+            f"`kmg.strategy(devices={max(counts)})`; or put both functions into a file, and run "
+            "`keras-multigpu verify my_model:build_model --data my_model:load`.",
+            replicas=replicas,
+        )
+    result = in_this_process.run(build_model, data, counts, steps)
     # Printing the table is what the function is for.
     print(result.text)  # noqa: T201
     return result

@@ -1,19 +1,14 @@
 """`verify` compares trainings, and names the first difference."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.processes_left import PATIENCE, python_path
 
 import keras_multigpu as kmg
 from keras_multigpu.data.addresses import Unreachable
-from keras_multigpu.processes import functions
 from keras_multigpu.verification import batches, comparison, in_this_process
 from keras_multigpu.verification.comparison import differences, nudge, relative_difference
 from keras_multigpu.verification.participants import Value
@@ -174,55 +169,12 @@ def test_data_that_cannot_be_read_are_named():
         batches.first_batches(data, 1)
 
 
-def test_batches_travel_to_another_process():
-    """Strings, ragged and sparse tensors and missing weights arrive unchanged."""
-    ragged = tf.ragged.constant([[1], [2, 3]])
-    batch = ({"words": tf.constant(["a", "b"]), "ragged": ragged}, tf.sparse.eye(2), None)
-    x, y, sample_weight = batches.batch_of_arrays(batches.to_arrays(batch))
-    assert x["words"].numpy().tolist() == [b"a", b"b"]
-    assert x["ragged"].to_list() == [[1], [2, 3]]
-    assert tf.sparse.to_dense(y).numpy().tolist() == [[1, 0], [0, 1]]
-    assert sample_weight is None
-
-
-SCRIPT = """
-import keras, numpy as np
-import keras_multigpu as kmg
-
-def build_model():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-
-if __name__ == "__main__":
-    keras.ops.ones(3)  # Starts TensorFlow with one CPU device.
-    data = np.random.default_rng(0).normal(size=(9, 3)), np.ones((9, 1))
-    assert kmg.verify(build_model, data, replicas=(2,), steps=2).agrees
-"""
-
-
-@pytest.mark.slow
-def test_a_script_is_verified_in_another_process(tmp_path):
-    """The script defines the function, and has started TensorFlow with one CPU device."""
-    script = tmp_path / "my_script.py"
-    script.write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout
-
-
-def test_a_script_without_a_main_guard_is_told(monkeypatch):
-    """The other process would import the script and start another, without end."""
-    monkeypatch.setattr(functions, "_importing", True)
-    with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
-        kmg.verify(models.right, models.data)
+def test_too_few_devices_are_an_error():
+    """This process has eight. The shell's command is a process of its own."""
+    with pytest.raises(
+        RuntimeError, match=r"strategy\(devices=9\).*`keras-multigpu verify my_model"
+    ):
+        kmg.verify(models.right, models.data, replicas=(2, 9))
 
 
 @pytest.mark.parametrize(
