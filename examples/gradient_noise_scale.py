@@ -53,7 +53,6 @@ class Noise(kmg.callbacks.Probe):
 class NoiseScale(kmg.callbacks.RunCallback):
     """Logs the noise scale, in examples, with each epoch."""
 
-    needs = "inside"
     writes = ("noise_scale",)
 
     def on_train_begin(self, logs=None):

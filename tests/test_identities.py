@@ -43,6 +43,13 @@ def scaled(factor):
     return lambda x: x * factor
 
 
+def with_default(number):
+    def made(x, by=number):
+        return x * by
+
+    return made
+
+
 def twice(x):
     """Doubles."""
     return 2 * x
@@ -134,6 +141,7 @@ MADE_ALIKE = [
     ),
     (lambda: Own(1, [], twice), None, lambda: Own(2, [], twice)),
     (lambda: scaled(2), None, lambda: scaled(3)),
+    (lambda: with_default(2), None, lambda: with_default(3)),
     (lambda: twice, None, lambda: halved),
     (lambda: functools.partial(halved, by=3), None, lambda: functools.partial(halved, by=4)),
     (lambda: float("nan"), None, lambda: float("inf")),

@@ -83,7 +83,6 @@ class BatchSizeFinder(RunCallback):
             (without communication between workers), and `peak_bytes` on GPUs.
     """
 
-    needs = "trial"
     saved = ("best_replica_batch_size", "largest_replica_batch_size")
 
     def __init__(

@@ -67,7 +67,6 @@ class LearningRateFinder(RunCallback):
         curve: `rates`, `losses` and `smoothed`, as arrays.
     """
 
-    needs = "trial"
     saved = ("suggested_rate", "lowest_rate", "exploded_rate", "_searched")
 
     def __init__(

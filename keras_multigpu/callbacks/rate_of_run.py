@@ -132,7 +132,6 @@ class RateOfRun(Probe):
 class RateCallback(RunCallback):
     """Changes the learning rate inside the step, and logs that of an epoch's last step."""
 
-    needs = "run"
     writes: Sequence[str] = ("learning_rate",)
     single = True
 

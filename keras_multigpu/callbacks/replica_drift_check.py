@@ -46,8 +46,6 @@ class ReplicaDriftCheck(RunCallback):
         drifts: What was found in this `fit`: `variable`, `devices` and `epoch`.
     """
 
-    needs = "run"
-
     def __init__(self, action: str = "raise") -> None:
         super().__init__()
         require_choice("action", action, ("raise", "warn"))

@@ -43,7 +43,6 @@ class ReplicaMetrics(RunCallback):
             dict of lists by output name. They need targets.
     """
 
-    needs = "inside"
     writes = ("replica_0/loss", "replicas/loss_spread")  # And others like these.
     single = True
 

@@ -10,26 +10,17 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.workers import is_tracker
 from keras_multigpu.writing import say
 
-NEEDS = {
-    "run": "stock Keras does not report where `fit` is, and offers no way to change what follows",
-    "inside": "in stock Keras a callback cannot look inside a training step",
-    "trial": "stock Keras cannot try a step and undo it",
-}
-"""What a callback may need, and why stock Keras does not provide it."""
-
 
 class RunCallback(keras.callbacks.Callback):
-    """A Keras callback that declares what it needs, and knows where `fit` is.
+    """A Keras callback for distributed models that knows where `fit` is.
 
     Subclasses set the class attributes below. An overridden `on_train_begin` calls
-    `super().on_train_begin(logs)` first, which checks them before the first step.
+    `super().on_train_begin(logs)` first, which checks model and order before the first step.
 
     Args:
         verbose: Whether `say` prints.
 
     Attributes:
-        needs: `"run"` (`fit` of a distributed model), `"inside"` (a `Probe` in its steps) or
-            `"trial"` (steps that are undone). None also works in stock Keras.
         writes: The logs that it adds. Callbacks that read them must come later in the list.
         saved: The attributes that `ResumableCheckpoint` saves, and restores after `on_train_begin`
             of all callbacks: numbers, text, None, NumPy arrays, and lists and dicts of these. For
@@ -37,7 +28,6 @@ class RunCallback(keras.callbacks.Callback):
         single: Whether one `fit` may have only one.
     """
 
-    needs: str | None = None
     writes: Sequence[str] = ()
     saved: Sequence[str] = ()
     single: bool = False
@@ -51,20 +41,17 @@ class RunCallback(keras.callbacks.Callback):
     @property
     def run(self) -> TrainingRun:
         """The running `fit`; a `ValueError` if there is none, as in stock Keras."""
-        if self.run_or_none is None:
+        run: TrainingRun | None = getattr(self.model, "training_run", None)
+        if run is None:
             raise value_error(
                 f"`{type(self).__name__}` needs a running `fit` of a distributed model.",
-                f"Expected a model of `keras_multigpu.distribute`: {NEEDS[self.needs or 'run']}.",
+                "Expected a model of `keras_multigpu.distribute`: in stock Keras no callback knows "
+                "where `fit` is, looks inside a step, tries one, or changes what follows.",
                 "Write `model = kmg.distribute(model)` before `compile`, which also works on one "
                 "device, or leave out the callback.",
                 model=type(self.model).__name__,
             )
-        return self.run_or_none
-
-    @property
-    def run_or_none(self) -> TrainingRun | None:
-        """The running `fit`, or None in stock Keras."""
-        return getattr(self.model, "training_run", None)
+        return run
 
     @property
     def state(self) -> dict[str, Any]:
@@ -77,11 +64,8 @@ class RunCallback(keras.callbacks.Callback):
             setattr(self, name, state[name])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._began_at, self._asked_at = 0, {}
-        run = self.run if self.needs else self.run_or_none
-        if run is not None:
-            run.after_each("on_epoch_begin", self._epoch_begun)
-            require_order(self, run.callbacks)
+        self.run.after_each("on_epoch_begin", self._epoch_begun)
+        require_order(self, self.run.callbacks)
 
     def every(self, steps: int, batch: int) -> bool:
         """Whether the epoch has just completed another `steps` steps, for `on_train_batch_end`.
@@ -91,9 +75,6 @@ class RunCallback(keras.callbacks.Callback):
         """
         before, done = self._asked_at.get(steps, self._began_at), batch + 1
         self._asked_at[steps] = done
-        if done <= before:
-            # Another epoch: in stock Keras nothing calls `_epoch_begun`.
-            before = 0
         return done // steps > before // steps
 
     def say(self, text: str) -> None:

@@ -49,8 +49,6 @@ ENOUGH = 100_000
 class Stretch(RunCallback):
     """Trains until enough was measured, writes it to a file, and ends the process."""
 
-    needs = "run"
-
     def __init__(self, times_batch: float, seconds: float, result: str) -> None:
         super().__init__()
         self._times_batch, self._seconds, self._result = times_batch, seconds, Path(result)

@@ -37,8 +37,6 @@ class Seeing(Probe):
 class Noting(RunCallback):
     """Notes each hook with what a callback knows then; fails in the second epoch if asked."""
 
-    needs = "run"
-
     def __init__(self, fails):
         super().__init__()
         self.fails, self.notes = fails, []

@@ -49,8 +49,6 @@ class NaNGuard(RunCallback):
         skipped_steps: How many steps were not applied, as of the last read.
     """
 
-    needs = "inside"
-
     def __init__(
         self,
         action: str = "stop",

@@ -67,7 +67,6 @@ class ResumableCheckpoint(RunCallback):
     ```
     """
 
-    needs = "run"
     single = True
 
     def __init__(

@@ -37,8 +37,6 @@ class ThroughputReport(RunCallback):
         reports: A `Throughput` for each epoch.
     """
 
-    needs = "inside"
-
     def __init__(
         self,
         *,
