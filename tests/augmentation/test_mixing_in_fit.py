@@ -3,14 +3,12 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from helpers.example_source import ExampleSource
+from helpers.example_source import Torn
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.augmentation import Mix
 from keras_multigpu.data import Batches
-from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(-1, 1, (29, 4, 4, 1)).astype("float32")
@@ -85,27 +83,11 @@ def test_class_weights_before_the_mix_cost_what_both_parts_cost():
     np.testing.assert_allclose(found, share * costs + (1 - share) * others, rtol=1e-4)
 
 
-class Torn(ExampleSource):
-    """The examples above, except that number 3 cannot be read."""
-
-    name = "torn"
-    num_examples = 29
-    spec = (tf.TensorSpec((4, 4, 1)), tf.TensorSpec((), tf.int32), None)
-
-    def read_one(self, index, seed):
-        if index == 3:
-            raise DamagedExample("torn in two")
-        return X[index], Y[index], None
-
-    def example_name(self, index):
-        return f"page {index}"
-
-
 @pytest.mark.filterwarnings("ignore:Epoch . skipped 1 damaged example")
 @pytest.mark.slow
 def test_skipped_examples_are_not_mixed():
     batches = Batches(
-        Torn(),
+        Torn(X, Y, {3}),
         on_error="skip",
         global_batch_size=8,
         shuffle=False,

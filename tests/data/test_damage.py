@@ -92,6 +92,8 @@ def test_a_damaged_file_is_named_or_left_out_and_listed(damaged, tmp_path):
     assert labels == [[0.5, 1.5, 2.5], [3.5, 5.5], [6.5]]
     assert batches.quarantine == [(str(bad), cause)]
     assert len(warned) == 1
+    with pytest.warns(UserWarning, match="Epoch 1 skipped 1 damaged example: "):
+        list(batches.epoch(0, start=3))
 
 
 @pytest.mark.parametrize("name", ["a\0b.jpg", "a\ud800.jpg"], ids=["zero byte", "surrogate"])

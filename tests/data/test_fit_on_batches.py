@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.example_source import ExampleSource
+from helpers.example_source import Torn
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
@@ -123,34 +123,15 @@ def test_evaluation_and_prediction_keep_the_order_of_the_source():
     assert history["val_loss"][-1] == pytest.approx(logs["loss"], rel=1e-5)
 
 
-class Torn(ExampleSource):
-    """The examples above, of which some cannot be read."""
-
-    name = "torn"
-    num_examples = 29
-    spec = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int32), None)
-
-    def __init__(self, damaged):
-        self._damaged = damaged
-
-    def read_one(self, index, seed):
-        if index in self._damaged:
-            raise DamagedExample("torn in two")
-        return X[index], Y[index], None
-
-    def example_name(self, index):
-        return f"page {index}"
-
-
 @pytest.mark.slow
 def test_a_damaged_example_is_named():
-    model = compiled(2)
+    model, batches = compiled(2), Batches(Torn(X, Y, {3}), global_batch_size=8)
     with pytest.raises(DamagedExample, match="page 3 cannot be read: torn in two"):
-        model.fit(Batches(Torn({3}), global_batch_size=8), verbose=0)
+        model.fit(batches, verbose=0)
     with pytest.raises(DamagedExample, match="page 3"):
-        compiled(2, steps_per_execution=2).fit(Batches(Torn({3}), global_batch_size=8), verbose=0)
+        compiled(2, steps_per_execution=2).fit(batches, verbose=0)
     with pytest.raises(tf.errors.OpError, match="page 3 cannot be read: torn in two"):
-        list(Batches(Torn({3})).epoch(0))
+        list(batches.epoch(0))
 
 
 @pytest.mark.slow
@@ -161,7 +142,7 @@ def test_skipped_examples_do_not_count():
     """
     damaged = {0, 5, 6, *range(8, 16), 28}
     settings = {"global_batch_size": 8, "shuffle": False}
-    batches = Batches(Torn(damaged), on_error="skip", **settings)
+    batches = Batches(Torn(X, Y, damaged), on_error="skip", **settings)
     model = compiled(3)
     with pytest.warns(UserWarning, match=f"skipped {len(damaged)} damaged example"):
         history = model.fit(batches, epochs=2, verbose=0).history
@@ -179,7 +160,7 @@ def test_skipped_examples_do_not_count():
 
 @pytest.mark.slow
 def test_only_epochs_that_are_trained_warn_of_damage():
-    batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=29)
+    batches = Batches(Torn(X, Y, {3, 7}), on_error="skip", global_batch_size=29)
     with pytest.warns(UserWarning) as warned:
         compiled(2).fit(batches, epochs=2, verbose=0)
     epochs = [str(one.message).split(" skipped")[0] for one in warned]
@@ -188,7 +169,7 @@ def test_only_epochs_that_are_trained_warn_of_damage():
 
 @pytest.mark.slow
 def test_quarantine_lists_each_damaged_example_once():
-    batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=8)
+    batches = Batches(Torn(X, Y, {3, 7}), on_error="skip", global_batch_size=8)
     with pytest.warns(UserWarning) as warned:
         compiled(2).fit(batches, epochs=2, validation_data=batches, verbose=0)
     assert sorted(batches.quarantine) == [("page 3", "torn in two"), ("page 7", "torn in two")]

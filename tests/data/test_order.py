@@ -73,6 +73,8 @@ def test_oversampling_makes_classes_equal(shuffle):
     times = np.bincount(examples)
     assert {*times[:5]} == {14} and {*times[5:75]} == {1}
     assert sorted(times[75:]) == [2] * 5 + [3] * 20
+    # Also within a class, the order is random.
+    assert (np.diff(examples[CLASSES[examples] == 0]) < 0).any() == shuffle
     # Any six positions from the start of a block on hold each of the three classes twice.
     for start in range(0, 204, 3):
         part = CLASSES[examples[start : start + 6]]

@@ -1,7 +1,5 @@
 """`Batches.preview` draws examples before and after augmentation."""
 
-import io
-
 import keras
 import numpy as np
 import pytest
@@ -10,8 +8,6 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.data import from_arrays, from_dataset, from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
-from keras_multigpu.data.preview import collect_rows, draw_rows
-from keras_multigpu.pictures import make_cells, scale_images
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
 
@@ -58,38 +54,54 @@ def test_without_augmentation_only_originals_are_drawn(tmp_path):
     assert cyan == 0
 
 
-def test_few_examples_are_all_drawn():
-    batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
-    examples = collect_rows(batches.reading(), 8)
-    ((title, cells),) = examples
-    assert [cell.text for cell in cells] == ["0", "1", "2"]
-    assert [cell.image.shape for cell in cells] == [(24, 24, 3)] * 3
+def cells(batches, count, **settings):
+    """The titles of a picture's rows, and the axes of each row."""
+    columns = min(count, batches.num_examples)
+    axes = batches.preview(count=count, **settings).axes
+    rows = [axes[start : start + columns] for start in range(0, len(axes), columns)]
+    return [row[0].get_title("left") for row in rows], rows
 
 
-def test_titles_and_labels_are_not_parsed_as_math():
-    batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
-    examples = collect_rows(batches.reading(), 2)
-    title, cells = examples[0]
-    texts = zip(cells, ["$a_1", "b$"], strict=True)
-    examples[0] = title, [cell._replace(text=text) for cell, text in texts]
-    figure = draw_rows(examples, "a $heading$")
-    assert [axes.get_xlabel() for axes in figure.axes[:2]] == ["$a_1", "b$"]
-    titles = [axes.get_title("left") for axes in figure.axes[::2]]
+def texts(row):
+    return [axes.get_xlabel().replace("\n", " ") for axes in row]
+
+
+def image_in(axes):
+    return np.atleast_3d(axes.images[0].get_array())
+
+
+def boxes_in(axes):
+    """(left, top, right, bottom) of each box that is drawn."""
+    lines = [line.get_xydata() + 0.5 for line in axes.lines]
+    return [[*line.min(axis=0), *line.max(axis=0)] for line in lines]
+
+
+def test_few_examples_are_all_drawn_and_no_label_is_parsed_as_math(tmp_path):
+    batches = kmg.data.from_source(
+        [*zip(red_images(3), [0, 1, 2], strict=True)],
+        class_names=["$a_1", "b$", "c"],
+        shuffle=False,
+        remainder="drop",
+        augment=lambda x: x,
+    )
+    titles, rows = cells(batches, 8)
     assert titles == ["Examples", "Augmented 1", "Augmented 2", "Augmented 3"]
-    figure.savefig(io.BytesIO())  # Raises if it parses them.
+    assert [texts(row) for row in rows] == [["$a_1", "b$", "c"], *[[""] * 3] * 3]
+    assert [image_in(axes).shape for axes in rows[0]] == [(24, 24, 3)] * 3
+    batches.preview(tmp_path / "picture.png")  # Raises if it parses them.
 
 
 @pytest.mark.slow
 def test_each_row_draws_its_own_augmentation():
-    images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
+    images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (8, 1, 24, 1))
     batches = from_arrays(images, augment=keras.layers.RandomFlip("vertical"))
-    examples = collect_rows(batches.reading(), 32)
-    flipped = {
-        title: tuple(bool(cell.image[0, 0, 0] > cell.image[-1, 0, 0]) for cell in cells)
-        for title, cells in examples
-    }
-    assert flipped["Examples"] == (False,) * 32
-    assert len(set(flipped.values())) == 4
+    _, rows = cells(batches, 8)
+    flipped = [
+        tuple(bool(image_in(axes)[0, 0, 0] > image_in(axes)[-1, 0, 0]) for axes in row)
+        for row in rows
+    ]
+    assert flipped[0] == (False,) * 8
+    assert len(set(flipped)) == 4
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,9 @@ def test_each_row_draws_its_own_augmentation():
     ],
 )
 def test_values_of_any_range_are_scaled_for_display(values, shown):
-    np.testing.assert_allclose(scale_images(values), shown, atol=0.02)
+    image = np.tile(values[None, :, None], (len(values), 1, 1))
+    (axes,) = from_arrays(image[None]).preview().axes
+    np.testing.assert_allclose(image_in(axes)[0, :, 0], shown, atol=0.02)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1), (16, 20, 4), (300, 9, 3)])
@@ -121,18 +135,17 @@ def test_greys_transparency_and_odd_shapes_are_drawn(tmp_path, shape):
 
 def test_the_image_among_several_inputs_is_drawn():
     x = {"age": np.zeros((2, 1)), "photo": red_images(2)}
-
     batches = from_arrays(x, augment=lambda x: {**x, "photo": 255 - x["photo"]})
-    examples = collect_rows(batches.reading(), 2)
-    assert examples[0][1][0].image[0, 0].tolist() == [1, 0, 0]
-    assert examples[1][1][0].image[0, 0].tolist() == [0, 1, 1]
+    _, (first, second, *_) = cells(batches, 2)
+    assert image_in(first[0])[0, 0].tolist() == [1, 0, 0]
+    assert image_in(second[0])[0, 0].tolist() == [0, 1, 1]
 
 
 NAMES = ["cat", "dog", "owl"]
 
 
 @pytest.mark.parametrize(
-    ("y", "names", "texts"),
+    ("y", "names", "texts_below"),
     [
         (None, NAMES, ["", ""]),
         (np.array([2, 0]), NAMES, ["owl", "cat"]),
@@ -159,9 +172,11 @@ NAMES = ["cat", "dog", "owl"]
         ),
     ],
 )
-def test_labels_are_written_briefly(y, names, texts):
-    cells = make_cells(tf.zeros((2, 24, 24, 3)), y, names)
-    assert [cell.text for cell in cells] == texts
+def test_labels_are_written_briefly(y, names, texts_below):
+    dataset = tf.data.Dataset.from_tensors((red_images(2), y) if y is not None else red_images(2))
+    dataset.class_names = names
+    _, (row,) = cells(from_dataset(dataset, batched=True, shuffle=False), 2)
+    assert texts(row) == texts_below
 
 
 def test_masks_and_boxes_are_drawn_where_augmentation_has_moved_them():
@@ -174,17 +189,16 @@ def test_masks_and_boxes_are_drawn_where_augmentation_has_moved_them():
     }
     dataset = tf.data.Dataset.from_tensors((red_images(1), {"mask": mask, "thing": boxes}))
     flip = kmg.augmentation.RandomGeometry(flip="horizontal", bounding_box_format="xyxy")
-    batches = from_dataset(dataset, batched=True, augment=[flip])
-    (_, [plain]), *rows = collect_rows(batches.reading(), 1)
-    moved = next(cell for _, (cell,) in rows if cell.boxes[0, 0])
-    assert plain.boxes.tolist() == [[0, 0, 6, 12], [12, 12, 18, 18]]
-    assert moved.boxes.tolist() == [[18, 0, 24, 12], [6, 12, 12, 18]]
-    assert np.flatnonzero(plain.mask[0]).tolist() == list(range(6))
-    assert np.flatnonzero(moved.mask[0]).tolist() == list(range(18, 24))
-    assert plain.text == "labels: 0, 2"
-    beside = {"images": tf.zeros((1, 24, 24, 3)), "bounding_boxes": boxes}
-    (relative,) = make_cells(beside, None, None, "xywh")
-    assert relative.boxes.tolist() == [[0, 0, 6, 12], [12, 12, 30, 30]]
+    _, ([plain], *rows) = cells(from_dataset(dataset, batched=True, augment=[flip]), 1)
+    moved = next(axes for (axes,) in rows if boxes_in(axes)[0][0])
+    assert boxes_in(plain) == [[0, 0, 6, 12], [12, 12, 18, 18]]
+    assert boxes_in(moved) == [[18, 0, 24, 12], [6, 12, 12, 18]]
+    masks = [np.ma.filled(axes.images[1].get_array(), 0)[0] for axes in (plain, moved)]
+    assert [np.flatnonzero(mask).tolist() for mask in masks] == [[*range(6)], [*range(18, 24)]]
+    assert texts([plain]) == ["labels: 0, 2"]
+    beside = from_arrays({"images": red_images(1), "bounding_boxes": boxes})
+    _, ([relative],) = cells(beside, 1, bounding_box_format="xywh")
+    assert boxes_in(relative) == [[0, 0, 6, 12], [12, 12, 30, 30]]
 
 
 def test_preview_needs_images(tmp_path):
