@@ -122,17 +122,11 @@ class Rate:
         `v = momentum * v - rate * gradient`: when the rate changes, the old gradients in `v` would
         keep the old one (Goyal et al. 2017, 3.3).
         """
-        for parts in self.velocities():
-            for part in parts:
+        velocities = getattr(self.optimizer, "momentums", ()) if self.has_velocity else ()
+        for velocity in velocities:
+            for part in parts_or_copies(variable_storage(velocity)) if velocity is not None else ():
                 with tf.device(part.device):
                     part.assign(part * tf.cast(factor, part.dtype), read_value=False)
-
-    def velocities(self) -> list[tuple[tf.Variable, ...]]:
-        """The copies or parts of each velocity; none without momentum."""
-        if not self.has_velocity:
-            return []
-        velocities = getattr(self.optimizer, "momentums", ())
-        return [parts_or_copies(variable_storage(v)) for v in velocities if v is not None]
 
     @property
     def has_velocity(self) -> bool:
