@@ -240,7 +240,7 @@ def test_what_is_no_script(name, says, tmp_path, monkeypatch, capsys):
 def test_one_of_several_workers_needs_a_folder_that_they_share(monkeypatch, capsys):
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    assert main(["rehearse", "some.module"]) == 2
+    assert main(["rehearse", "json.tool"]) == 2
     assert "Expected `--folder`, or `KMG_REHEARSE`, to name" in capsys.readouterr().err
 
 
