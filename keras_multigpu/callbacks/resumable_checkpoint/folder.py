@@ -120,11 +120,9 @@ class CheckpointFolder:
         return self._files.at(name_of(number))
 
     def _set_aside(self, name: str, cause: str) -> None:
+        # There is none of this name, because its number is not used again.
         aside = f"{name}.damaged"
         try:
-            taken = self._files.names()
-            while aside in taken:
-                aside = f"{aside}.again"
             self._files.rename(name, aside)
         except OSError as error:
             raise unwritable(self.path, error) from error

@@ -74,7 +74,7 @@ def test_global_random_generators_resume(tmp_path):
 def test_it_saves_every_so_many_steps_minutes_and_epochs_and_at_the_end(tmp_path):
     model = network(1)
 
-    def places(epochs=3, **settings):
+    def places(epochs=3, model=model, **settings):
         checkpoint = ResumableCheckpoint(
             tmp_path / str(len(list(tmp_path.iterdir()))), keep=99, **settings
         )
@@ -85,7 +85,10 @@ def test_it_saves_every_so_many_steps_minutes_and_epochs_and_at_the_end(tmp_path
     assert places() == [(1, 0), (2, 0), (3, 0)]
     assert places(every_epochs=2) == [(2, 0), (3, 0)]
     assert places(every_epochs=None) == [(3, 0)]
-    assert places(every_epochs=None, every_steps=4) == [(0, 4), (1, 2), (1, 6), (2, 4), (3, 0)]
+    every_fourth = [(0, 4), (1, 2), (1, 6), (2, 4), (3, 0)]
+    assert places(every_epochs=None, every_steps=4) == every_fourth
+    pairs = network(1, steps_per_execution=2)
+    assert places(model=pairs, every_epochs=None, every_steps=4) == every_fourth
     assert len(places(every_epochs=None, every_minutes=1e-9)) == 21
     assert places(every_epochs=None, every_minutes=5) == [(3, 0)]
 
