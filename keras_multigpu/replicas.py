@@ -16,12 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import (
-    problem,
-    require_choice,
-    runtime_error,
-    value_error,
-)
+from keras_multigpu.checks import problem, require_choice, runtime_error, value_error
 from keras_multigpu.cluster import apart, environment, joining, managers
 from keras_multigpu.devices import (
     device_count,
@@ -190,17 +185,10 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
 
 def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:
     """How mirrored replicas sum; None for TensorFlow's own choice, NCCL."""
-    if names[0].startswith("CPU"):
-        # TensorFlow's own choice on CPUs are collectives, as on GPUs. They take a seventh more
-        # processor time in the step of a small network, and one that fails ends all others of the
-        # process. That stock Keras crashes with them has other reasons, and
-        # would on GPUs: it lets XLA compile all replicas as one program, which cannot take
-        # variables of several devices; and with `steps_per_execution` it calls a function with
-        # collectives inside a loop, where TensorFlow does not hand on their instance keys. Here
-        # XLA sees the stages of one replica, and loops hold collectives themselves.
-        return tf.distribute.ReductionToOneDevice()
-    if share_a_chip(names):
-        # NCCL refuses two ranks on one GPU.
+    # TensorFlow's own choice on CPUs are collectives, as on GPUs. They take a seventh more processor
+    # time in the step of a small network, and one that fails ends all others of the process. NCCL
+    # refuses two ranks on one GPU.
+    if names[0].startswith("CPU") or share_a_chip(names):
         return tf.distribute.ReductionToOneDevice()
     return None
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import functools
 import importlib
+import inspect
 import math
 import os
 import sys
@@ -106,14 +107,15 @@ def load(argument: str, name: str) -> Callable[..., Any]:
             name=name,
             directory=os.getcwd(),
         ) from error
-    if not callable(function):
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
         raise usage_error(
-            f"What was given as {argument} is not a function.",
+            f"What was given as {argument} cannot be called: {error}.",
             "Expected a function without arguments.",
-            "Name the function that returns it.",
+            "Name a function that returns it, or one that calls this one with arguments.",
             name=name,
-            found=function,
-        )
+        ) from error
     return function
 
 

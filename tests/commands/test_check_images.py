@@ -109,14 +109,6 @@ def test_unusable_folders_are_refused_at_once(folder, message, photos, monkeypat
     assert message in error and "Expected" in error and "Received: " in error
 
 
-def test_names_that_are_not_unicode_are_printed(photos, capfd):
-    """Raw bytes and line ends are escaped, so that each file takes one line."""
-    with open(os.fsencode(photos) + b"/\xff\n.jpg", "wb"):
-        pass
-    assert main(["check-images", str(photos)]) == 1
-    assert "  \\udcff\\n.jpg: it is empty\n" in capfd.readouterr().out
-
-
 def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["check-images", str(photos)]) == 0

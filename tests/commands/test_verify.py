@@ -25,7 +25,8 @@ def test_a_training_that_differs_exits_with_one(capsys):
         ("no_such_module:right", "cannot be imported: No module named 'no_such_module'."),
         ("models.py:right", "Write the module as `import` does"),
         (f"{MODELS}:wrong", f"module '{MODELS}' has no attribute 'wrong'."),
-        (f"{MODELS}:__name__", "What was given as the model is not a function."),
+        (f"{MODELS}:__name__", f"cannot be called: '{MODELS}' is not a callable object."),
+        (f"{MODELS}:compiled", "cannot be called: missing a required argument: 'model'."),
     ],
 )
 def test_a_bad_name_exits_with_two(name, message, capsys):
