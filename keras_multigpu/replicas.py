@@ -185,9 +185,9 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
 
 def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:
     """How mirrored replicas sum; None for TensorFlow's own choice, NCCL."""
-    # TensorFlow's own choice on CPUs are collectives, as on GPUs. They take a seventh more processor
-    # time in the step of a small network, and one that fails ends all others of the process. NCCL
-    # refuses two ranks on one GPU.
+    # TensorFlow's own choice on CPUs are collectives, as on GPUs. They take a seventh more
+    # processor time in the step of a small network, and one that fails ends all others of the
+    # process. NCCL refuses two ranks on one GPU.
     if names[0].startswith("CPU") or share_a_chip(names):
         return tf.distribute.ReductionToOneDevice()
     return None
