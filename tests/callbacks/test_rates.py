@@ -214,7 +214,7 @@ def test_the_share_of_a_replica_is_limited(given, largest):
     scaling = BatchSizeScaling(4, schedule={1: 8}, max_replica_batch_size=given)
     find = Do("on_train_begin", lambda model, *_: model.training_run.set_batch_size(4, 3))
     look = Do(
-        "on_epoch_end",
+        "on_epoch_begin",
         lambda model, *_: limits.append(model.training_run.state["largest_share"]),
     )
     trained(slope(keras.optimizers.SGD(0.5)), find, scaling, look)
