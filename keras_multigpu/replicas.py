@@ -70,6 +70,7 @@ def strategy(
     """
     global _last_asked_for
     _last_asked_for = get_strategy(kind, devices)
+    apart.note_use()
     return _last_asked_for
 
 

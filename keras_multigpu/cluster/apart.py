@@ -1,11 +1,13 @@
-"""Warns when another launcher has started several processes, each of which trains alone.
+"""Warns when several processes each train alone.
 
-Unlike TF_CONFIG and `srun`, these launchers do not say where all processes are.
+Either another launcher has started them, which, unlike TF_CONFIG and `srun`, does not say where all
+processes are. Or they have joined, and the script has asked for nothing that trains together.
 """
 
 import functools
 import logging
 import os
+import threading
 from collections.abc import Mapping
 
 from keras_multigpu.checks import problem
@@ -41,6 +43,28 @@ def warn_of_devices(names: tuple[str, ...]) -> None:
             devices=names,
         )
     )
+
+
+_train_together = threading.Event()
+
+
+def note_use() -> None:
+    """Note that the script has asked for something that all workers train together."""
+    _train_together.set()
+
+
+def warn_if_unused(workers: int, index: int) -> None:
+    """At the end of a script, warn on the chief that the workers had nothing to do together."""
+    if not _train_together.is_set() and not index:
+        warn_once(
+            problem(
+                f"{workers} workers have joined, and no model was distributed: what they have "
+                "trained, each has trained alone.",
+                "Expected `kmg.distribute`, or a step under `kmg.strategy()`.",
+                "Write `model = kmg.distribute(model)` before `compile`, or start one process.",
+                workers=workers,
+            )
+        )
 
 
 @functools.cache

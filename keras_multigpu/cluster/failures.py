@@ -10,11 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.cluster import environment
+from keras_multigpu.cluster import apart, environment
 from keras_multigpu.cluster.environment import name_of, settings
 from keras_multigpu.keras_internals import cluster_internals
 
@@ -49,6 +50,8 @@ OTHER_EXCHANGES = (
     "example in a callback that only it has"
 )
 
+HAS_FAILED = re.compile(r"^worker \d+ \(\S+\) (failed: |is gone)")
+
 SERVER = re.compile(r"/job:ps/(?:replica:\d+/)?task:(\d+)")
 
 TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
@@ -56,6 +59,14 @@ TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 class WorkerFailure(RuntimeError):
     """Another worker has failed, and this one cannot continue without it."""
+
+
+def print_briefly(kind: type[BaseException], error: BaseException, place: Any) -> None:
+    """Show an uncaught error; without its place if all of it has happened to another worker."""
+    if isinstance(error, WorkerFailure) and HAS_FAILED.search(str(error)):
+        print(f"{kind.__module__}.{kind.__name__}: {error}", file=sys.stderr)  # noqa: T201
+    else:
+        sys.__excepthook__(kind, error, place)
 
 
 @contextlib.contextmanager
@@ -131,8 +142,11 @@ def report_at_exit(workers: Sequence[str], index: int) -> None:
             report_failure(f"{name_of(workers, index)} failed: {describe_exception(error)}")
         else:
             publish(ENDED, index)
+            apart.warn_if_unused(len(workers), index)
 
     atexit.register(at_exit)
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_briefly
 
 
 def describe_error(error: str, workers: Sequence[str], index: int) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from keras_multigpu.cluster.this_machine import LOOPBACK, free_ports
@@ -74,8 +74,9 @@ class Failure:
     Attributes:
         what: A sentence without its full stop.
         code: The exit code of the launcher.
-        lines: What the worker printed last.
-        worker: The worker that failed.
+        lines: What the worker that failed printed last.
+        worker: The worker that failed first.
+        is_blamed: Whether another one has named it.
         took_port: Whether another process has taken the worker's port.
     """
 
@@ -83,6 +84,7 @@ class Failure:
     code: int
     lines: list[str]
     worker: int
+    is_blamed: bool
     took_port: bool
 
 
@@ -113,6 +115,7 @@ class Worker:
             128 - code if code < 0 else code,
             lines,
             [*named, self.index][0],
+            bool(named) and named[0] != self.index,
             any(text in line for line in lines for text in PORT_IS_TAKEN),
         )
 
@@ -210,14 +213,17 @@ def run_once(
         workers = [
             Worker(index, command, groups, printer) for index, command in enumerate(commands)
         ]
-        while interrupts.first is None:
-            failures = [failure for worker in workers if (failure := worker.failure())]
-            if failures:
-                return failures[0]
+        failure = None
+        while interrupts.first is None and failure is None:
             if all(worker.group.exit_code() == 0 for worker in workers):
                 return None
+            failure = next(filter(None, (worker.failure() for worker in workers)), None)
             time.sleep(POLL)
-    return None
+    if failure is None or not failure.is_blamed:
+        return failure
+    # The one that others blame may end after them: by now it has.
+    first = workers[failure.worker]
+    return replace(failure, what=f"worker {first.index} failed first", lines=list(first.lines))
 
 
 def say(text: str) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -18,10 +19,21 @@ from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import POLL, Groups
 from keras_multigpu.scaling import report
 from keras_multigpu.scaling.report import GLOBAL, NO_MEMORY, REPLICA
-from keras_multigpu.writing import write_text
+from keras_multigpu.writing import time_text, write_text
 
-LAST_LINES = 20
+LAST_LINES = 40
 """How many lines of a script that failed are shown."""
+
+FIRST = 1800.0
+"""Seconds that the first turn has: a script may read much before it trains."""
+
+LEAST, TIMES = 600.0, 10
+"""A later turn has as many times as long as the longest before, and no less than this."""
+
+ANSWER = 2.0
+"""Seconds within which a script that hangs shows where, if it can."""
+
+HANGS = "It hangs. What its threads do, the innermost functions first:"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -81,6 +93,7 @@ def usual_counts(gpus: int) -> list[int]:
 
 def measured(counts: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
     """The turns by what is fixed and by number of replicas; a number that fails has no more."""
+    took: list[float] = []
     turns: dict[str, dict[int, list[dict[str, Any]]]] = {
         fixed: {count: [] for count in counts} for fixed in (GLOBAL, REPLICA)
     }
@@ -99,7 +112,10 @@ def measured(counts: list[int], arguments: argparse.Namespace) -> dict[str, Any]
                 "times_batch": count / counts[0] if fixed == REPLICA else 1,
                 "seconds": arguments.seconds,
             }
-            found = measure(settings, arguments)
+            limit = max(LEAST, TIMES * max(took)) if took else FIRST
+            began = time.monotonic()
+            found = measure(settings, arguments, limit + TIMES * arguments.seconds)
+            took.append(time.monotonic() - began)
             of_count.append(found)
             result = found.get("failed") or f"{1e3 * found['step_time']:.1f} ms a step"
             what = f"round {number + 1} of {arguments.rounds}, replicas: {count}, {fixed} fixed"
@@ -108,15 +124,17 @@ def measured(counts: list[int], arguments: argparse.Namespace) -> dict[str, Any]
                 raise usage_error(
                     "The script cannot be measured.",
                     "Expected a script that runs, and trains with `fit`.",
-                    "Its last lines are above.",
+                    "Its last lines, and where it is if it hangs, are above.",
                     failed=first[-1]["failed"],
                     replicas=counts[0],
                 )
     return turns
 
 
-def measure(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a turn finds in a process of its own, or why it `failed`."""
+def measure(
+    settings: dict[str, Any], arguments: argparse.Namespace, limit: float
+) -> dict[str, Any]:
+    """What a turn finds in a process of its own, or why it `failed`; it has `limit` seconds."""
     lines: deque[str] = deque(maxlen=LAST_LINES)
     with tempfile.TemporaryDirectory() as folder, Groups() as groups:
         result = Path(folder, "turn.json")
@@ -124,12 +142,19 @@ def measure(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str
         told = json.dumps({**settings, "result": str(result)})
         command = new_process.command("keras_multigpu.scaling.turn", told, *words)
         group = groups.start(command, new_process.with_gpus(), lines.append)
-        while (code := group.exit_code()) is None:
+        latest = time.monotonic() + limit
+        while (code := group.exit_code()) is None and time.monotonic() < latest:
             time.sleep(POLL)
+        if code is None:
+            lines.append(HANGS)
+            group.send(signal.SIGUSR1)
+            time.sleep(ANSWER)
         if result.exists():
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found
     print(*lines, sep="\n", file=sys.stderr)
+    if code is None:
+        return {"failed": f"it hangs: no end after {time_text(limit)}"}
     if code == -9 or any("ResourceExhaustedError" in line for line in lines):
         return {"failed": NO_MEMORY}
     said = [line for line in lines if line.strip()]

@@ -6,10 +6,12 @@ Callbacks and validation are left out: they may write to the user's files. `fit`
 epochs as the measurement takes, and nothing of the script runs after it.
 """
 
+import faulthandler
 import inspect
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 from pathlib import Path
@@ -144,6 +146,8 @@ def measuring(train: Any, replicas: int, **measured: Any) -> Any:
 
 def main() -> None:
     settings, script, *arguments = sys.argv[1:]
+    # Whoever started this turn asks where it hangs.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     options = json.loads(settings)
     most = options.pop("most")
     if not device_count("GPU"):

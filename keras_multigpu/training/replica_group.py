@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.cluster import apart
 from keras_multigpu.devices import short_name
 from keras_multigpu.keras_internals import (
     collective_internals,
@@ -80,6 +81,8 @@ class ReplicaGroup:
         self._exchanges: dict[tuple[Exchange, int], Any] = {}
         self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count
+        if self.is_spread:
+            apart.note_use()
         self.first_device = self.replicas[0].device
         self.is_chief = self.replicas[0].id == 0
 

@@ -251,11 +251,11 @@ def test_the_others_continue_without_a_worker_that_does_not_start(script):
     assert code == 0
     without, again, last = err.splitlines()
     going_on = "going on with 2 of 3 workers, without number 1"
-    assert without == f"keras-multigpu launch: worker 0 ended with code 7; {going_on} (1 of 3)."
+    assert without == f"keras-multigpu launch: worker 1 failed first; {going_on} (1 of 3)."
     assert (
         again == "keras-multigpu launch: worker 1 ended with code 9; starting all again (2 of 3)."
     )
-    assert last == f"keras-multigpu launch: worker 0 ended with code 7; {going_on} (3 of 3)."
+    assert last == f"keras-multigpu launch: worker 1 failed first; {going_on} (3 of 3)."
 
 
 def test_output_of_workers_cannot_control_the_terminal(script):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.processes_left import as_users_start_it, ended_process
 
-from keras_multigpu.commands import main
+from keras_multigpu.commands import main, scale
 from keras_multigpu.commands.scale import usual_counts
 
 SCRIPT = Path(__file__).parents[1] / "scaling" / "slow_data.py"
@@ -60,3 +60,16 @@ def test_a_missing_script_is_an_error(capsys):
 def test_all_gpus_are_measured():
     found = [usual_counts(gpus) for gpus in (0, 1, 2, 3, 8)]
     assert found == [[1, 2], [1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
+
+
+@pytest.mark.slow
+def test_a_script_that_hangs_is_an_error_that_says_where(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scale, "FIRST", 20.0)
+    script = tmp_path / "script.py"
+    script.write_text("import time\nprint('begins', flush=True)\ntime.sleep(600)")
+    assert main(["scale", str(script), "--rounds", "1", "--seconds", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "The script cannot be measured." in error
+    assert "it hangs: no end after 20 s" in error
+    # On a busy machine TensorFlow may still be imported.
+    assert "begins" not in error or f'File "{script}", line 3' in error, error

@@ -156,7 +156,7 @@ def resume(run: TrainingRun, found: dict[str, Any], path: Path | str) -> None:
         return
     place = f"epoch {state['epoch'] + 1}, after step {state['step']}"
     logger.info("Resuming in %s, from %s.", place, path)
-    if reads and (state["epoch"] or state["step"]):
+    if reads and run.group.is_chief and (state["epoch"] or state["step"]):
         logger.warning(
             "To resume in %s, the batches before it are read again. Data from "
             "`keras_multigpu.data` start there directly.",
