@@ -20,13 +20,8 @@ def add_parser(subparsers: Any) -> None:
     add("--data", metavar=name, required=True, help=data)
     numbers = "numbers of replicas to compare with one device (default: 2 4; with GPUs 2 and all)"
     add("--replicas", type=at_least(int, 2), nargs="+", metavar="N", help=numbers)
-    add(
-        "--steps",
-        type=at_least(int, 1),
-        default=10,
-        metavar="N",
-        help="training steps (default: 10)",
-    )
+    steps = "training steps (default: 10)"
+    add("--steps", type=at_least(int, 1), default=10, metavar="N", help=steps)
     parser.set_defaults(run=run)
 
 

@@ -19,7 +19,7 @@ from keras_multigpu.rehearsal.findings import Finding, Notes
 
 RUN = "import sys; from keras_multigpu.rehearsal.script import run; run(*sys.argv[1:])"
 
-NO_FIT = "no `fit` was called, so nothing was tried: a loop of your own runs whole"
+NO_FIT = "no `fit` was called: a loop of your own runs whole, and nothing is tried"
 
 
 def rehearse_instead() -> None:

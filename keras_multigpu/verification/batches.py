@@ -51,7 +51,7 @@ def require_parts(data: Any) -> None:
             "`data` is more than the inputs and targets of the same examples.",
             "Expected (x, y) or (x, y, sample_weight), with as many rows in each array.",
             "Leave out the data of the validation; several inputs are one x: ((a, b), y).",
-            shapes=shapes,
+            shapes=shapes[:9],
         )
 
 
