@@ -4,7 +4,5 @@ explain            plans the step for any number of replicas, and prints how the
 explanation        the result, as a table
 memory             estimates what the step will hold on each device
 liveness           which values a replica holds at the same time
-part               what a replica runs of a step, by its plans
-planning           the batches that a model will see
-plan               a step for them, planned for any number of replicas
+planning           the batches that a model will see, and a step for them, planned
 """

@@ -74,7 +74,7 @@ def explain(
             "Compile the model without `run_eagerly=True`.",
             run_eagerly=True,
         )
-    found = explanation_of(planned(model, spec, size, count).step, count, size)
+    found = explanation_of(planned(model, spec, size, count), count, size)
     # Printing the table is what the function is for.
     print(found.text)  # noqa: T201
     return found

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.explanation.part import Action, Key, Part, Shape
 from keras_multigpu.partition.facts.families import ELEMENTWISE, LIST_WRITES
+from keras_multigpu.partition.planning.part import Action, Key, Part, Shape
 from keras_multigpu.partition.planning.planned import Planned
-from keras_multigpu.partition.program import LOOP, Operation, passed_on
+from keras_multigpu.partition.program import LOOP, Operation, has_effect, passed_on
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # Their results are the memory of an input, with another shape or name.
@@ -142,6 +142,16 @@ class Liveness:
         return min((each for each in found if each > 0), default=1)
 
 
+def needed_actions(part: Part) -> list[Action]:
+    """The actions of a part that its results, or effects, need."""
+    needed, kept = {*part.results, *part.new}, []
+    for action in reversed(part.actions):
+        if not needed.isdisjoint(action.makes) or (action.op and has_effect(action.op)):
+            needed.update(action.takes)
+            kept.append(action)
+    return kept[::-1]
+
+
 def in_order_of_execution(actions: Sequence[Action]) -> Iterator[Action]:
     """The actions of a part, each as soon as its inputs are there, first come, first served."""
     makers = {key: number for number, each in enumerate(actions) for key in each.makes}
@@ -203,15 +213,15 @@ class Walk:
 
     def _walk(self, given: Mapping[Key, Buffer], replaces: bool) -> list[Buffer]:
         """Walk through the part; returns the buffers of its results, one more use for each."""
-        part = self._part
-        uses = collections.Counter(key for action in part.actions for key in action.takes)
+        part, actions = self._part, needed_actions(self._part)
+        uses = collections.Counter(key for action in actions for key in action.takes)
         uses.update([*part.results, *([] if replaces else part.new)])
         # Constants and variables are there before, once for all iterations.
         known: dict[Key, Buffer] = collections.defaultdict(
             functools.partial(Buffer, NOTHING, False, True)
         )
         known |= given
-        for action in in_order_of_execution(part.actions):
+        for action in in_order_of_execution(actions):
             inputs = [known[key] for key in action.takes]
             for key, result in zip(action.makes, self._run(action, inputs), strict=True):
                 known[key] = result
@@ -224,11 +234,11 @@ class Walk:
 
     def _run(self, action: Action, inputs: list[Buffer]) -> list[Buffer]:
         """Run an operation, or a conversion; returns the buffers of its results."""
-        op, shapes = action.op, self._part.shapes
+        op, part = action.op, self._part
         kind = "" if op is None else op.type
         if action.is_view or kind in VIEWS:
             return inputs[: len(action.makes)]
-        sizes = [self._liveness.size_of(key, shapes[key]) for key in action.makes]
+        sizes = [self._liveness.size_of(key, part.shape(key)) for key in action.makes]
         inner: list[Walk] = []
         fixed: list[bool] = []
         if op is not None and kind == LOOP:
@@ -250,7 +260,7 @@ class Walk:
             self._keep(op, action.takes, inputs)
         inside = [peak for walk in inner for peak in (walk.on_batch, walk.after)]
         self.after = largest([self.after, self._live + largest(inside)])
-        taken = [shapes[key] for key in action.takes if key in shapes]
+        taken = [part.shape(key) for key in action.takes if key in part.laid]
         if self._liveness.works_on_batch(taken):
             self.on_batch, self.after = largest([self.on_batch, self.after]), NOTHING
         return made
@@ -271,8 +281,10 @@ class Walk:
         """Let a list hold an element that is written to it."""
         item = LIST_WRITES[op.type]
         if op.type == "TensorListPushBack":
-            shape = self._part.shapes.get(takes[item])
-            size = NOTHING if shape is None else self._liveness.size_of(takes[item], shape)
+            key, part = takes[item], self._part
+            size = NOTHING
+            if key in part.laid:
+                size = self._liveness.size_of(key, part.shape(key))
             self._pushes.append((op.outputs[0], inputs[item], size))
             return
         elements = self._part.planned.facts.elements.get(op.outputs[0])

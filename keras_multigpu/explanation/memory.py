@@ -13,8 +13,6 @@ import tensorflow as tf
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.devices import short_name
 from keras_multigpu.explanation.liveness import Bytes, Liveness
-from keras_multigpu.explanation.part import OWN
-from keras_multigpu.explanation.plan import Plan
 from keras_multigpu.explanation.planning import (
     expected_batches,
     leaves_length_open,
@@ -25,11 +23,15 @@ from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.variable_internals import variable_storage
 from keras_multigpu.partition.planning.gathering import BUCKET
+from keras_multigpu.partition.planning.part import OWN, Part, planned_whole
+from keras_multigpu.partition.planning.planner import CannotSplit
+from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.replica_group import parts_or_copies
 from keras_multigpu.training.replication import Replication, replication_of
 from keras_multigpu.training.shares import open_spec, present_leaves
 from keras_multigpu.training.steps.batches import BATCH
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.training.variables.storage import can_be_divided
 from keras_multigpu.writing import size_text
@@ -210,8 +212,8 @@ def memory(
     size = batch_size or known
     # Split even for one replica, to see whether micro-batches would have to wait for sums.
     replicas = max(replication.group.count, 2)
-    plan = planned(model, open_spec(spec), size, replicas)
-    found = Estimator(model, replication, plan, size).estimate()
+    step = planned(model, open_spec(spec), size, replicas)
+    found = Estimator(model, replication, step, size).estimate()
     # Printing the table is what the function is for.
     print(found.text)  # noqa: T201
     return found
@@ -220,9 +222,10 @@ def memory(
 class Estimator:
     """Estimates the memory of a step for batches of `size` examples."""
 
-    def __init__(self, model: keras.Model, replication: Replication, plan: Plan, size: int) -> None:
-        self._model, self._replication, self._plan, self._size = model, replication, plan, size
-        step = self._step = plan.step
+    def __init__(
+        self, model: keras.Model, replication: Replication, step: PartitionedStep, size: int
+    ) -> None:
+        self._model, self._replication, self._step, self._size = model, replication, step, size
         group = replication.group
         self._devices = [replica.device for replica in group.replicas]
         self._alone = step.unsplit_because is not None and group.count * replication.pieces > 1
@@ -232,6 +235,12 @@ class Estimator:
         self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
         self._weights = self._held(model.weights)
         self._optimizer = self._held(self._of_optimizers)
+        try:
+            self._part = step.local_step.part
+        except CannotSplit:
+            local = step.local_step
+            whole = planned_whole(local.program, local.facts)
+            self._part = Part(whole, 1, whole.outs, dict(enumerate(step.variables)))
 
     def _held(self, variables: list[keras.Variable]) -> dict[str, int]:
         """How many bytes of variables each device holds."""
@@ -271,8 +280,8 @@ class Estimator:
         rows = self._share if self._step.cost.pieces_wait else rows
         numbers = {BATCH: self._size, OWN + BATCH: rows}
         walk = Liveness(numbers, set(numbers))
-        replaces = self._plan.request.at_once and not self._step.unsplit_because
-        on_batch, after = walk.peaks(self._plan.part, replaces)
+        replaces = self._step.traced.request.at_once and not self._step.unsplit_because
+        on_batch, after = walk.peaks(self._part, replaces)
         if pieces > 1:
             # The sum of the gradients of earlier pieces.
             on_batch += Bytes(sum(4 * math.prod(v.shape) for v in self._model.trainable_variables))
@@ -280,8 +289,15 @@ class Estimator:
 
     def _waiting(self) -> int:
         """How many bytes the batch in use and the waiting ones take."""
-        walk = Liveness(dict.fromkeys((BATCH, OWN + BATCH), self._share), set())
-        return (1 + AHEAD) * sum(walk.bytes_of(*each) or 0 for each in self._plan.leaves)
+        walk = Liveness({BATCH: self._share}, set())
+        inputs, size = self._step.inputs, 0
+        specs = tf.nest.flatten(inputs.specs, expand_composites=True)
+        for leaf, spec, holds_rows in zip(inputs.leaves, specs, inputs.hold_rows, strict=True):
+            dims = None if leaf.dims is None else list(leaf.dims)
+            if dims and holds_rows:
+                dims[0] = Size.of(BATCH)
+            size += walk.bytes_of(dims, spec.dtype) or 0
+        return (1 + AHEAD) * size
 
     def _helps(self, one: DeviceMemory, on_batch: Bytes, after: Bytes) -> dict[str, int]:
         """What a device would hold with other settings."""

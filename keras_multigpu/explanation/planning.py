@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.explanation.plan import Plan
 from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
 from keras_multigpu.training.feed.feed import Feed
@@ -23,6 +23,8 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.one_device import trace_for_one_device
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.steps.passes import cuts_of
+from keras_multigpu.training.steps.traced_step import TracedStep
 
 KERAS_BATCH_SIZE = 32
 
@@ -39,8 +41,8 @@ def require_distributed(model: keras.Model) -> None:
     require_compiled(model)
 
 
-def planned(model: keras.Model, spec: Batch, size: int, replicas: int) -> Plan:
-    """The plan of a step for batches of these specs, split over a number of replicas.
+def planned(model: keras.Model, spec: Batch, size: int, replicas: int) -> PartitionedStep:
+    """The step for batches of these specs, split over a number of replicas, but not emitted.
 
     Args:
         size: How many examples a batch has, for user code that needs to know.
@@ -48,11 +50,17 @@ def planned(model: keras.Model, spec: Batch, size: int, replicas: int) -> Plan:
     replication = replication_of(model)
     replication.placement.prepare(model, spec, "train_step")
 
-    def plan(spec: Batch) -> Plan:
+    def plan(spec: Batch) -> PartitionedStep:
         trace = functools.partial(trace_for_one_device, model, model.train_step, spec)
         replication.placement.make_ready(model, spec, trace)
         request = replication.request(model, model.train_step, "train")
-        return Plan(request._replace(spec=spec, pieces=1), replicas)
+        traced = TracedStep(request._replace(spec=spec, pieces=1, probes=()))
+        step = PartitionedStep(traced, cuts_of(request, replicas))
+        try:
+            _ = step.cost
+        except CannotSplit as reason:
+            step = PartitionedStep(traced, cuts_of(request, 1), unsplit_because=reason)
+        return step
 
     try:
         return plan(spec)

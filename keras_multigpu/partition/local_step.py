@@ -16,6 +16,7 @@ from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
 from keras_multigpu.partition.planning.accumulation import are_terms, let_sums_wait, take_at_once
 from keras_multigpu.partition.planning.cost import CostFinder, StepCost
 from keras_multigpu.partition.planning.gathering import find_buckets
+from keras_multigpu.partition.planning.part import Part
 from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.planning.planner import Planner, scattered_in
 from keras_multigpu.partition.program import TABLE_WRITES, Program, has_effect
@@ -122,10 +123,15 @@ class LocalStep:
         return planned
 
     @functools.cached_property
+    def part(self) -> Part:
+        """What a replica runs."""
+        return Part(self.planned, self.exchange.places, self.layouts(), self._variables)
+
+    @functools.cached_property
     def cost(self) -> StepCost:
         """What replicas exchange, and what they share; raises `CannotSplit`."""
         finder = CostFinder(self.exchange.replicas, self._changes_tables)
-        finder.add_step(self.planned, self.layouts(), self._variables)
+        finder.add(self.part)
         return finder.cost
 
     @functools.cached_property

@@ -83,24 +83,9 @@ class Operation:
         self.after: list[Operation] = []
         """The operations that it has to wait for besides those that make its inputs."""
 
-    def get_attr(self, name: str) -> Any:
-        return self.raw.get_attr(name)
-
-    @property
-    def node_def(self) -> Any:
-        return self.raw.node_def
-
-    @property
-    def op_def(self) -> Any:
-        return self.raw.op_def
-
-    @property
-    def traceback(self) -> Any:
-        return self.raw.traceback
-
-    @property
-    def graph(self) -> Any:
-        return self.raw.graph
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else TensorFlow's has, such as its attributes and the user's line."""
+        return getattr(self.raw, name)
 
     @property
     def writes(self) -> set[int]:

@@ -1,6 +1,7 @@
 """What a replica knows of itself when a step runs: its rows of each batch, and all sizes."""
 
 import contextlib
+import copy
 import functools
 import operator
 from collections.abc import Mapping, Sequence
@@ -151,18 +152,11 @@ class Replica:
     @functools.cached_property
     def with_rows(self) -> "Replica":
         """This replica, had it one example of each batch of which it has none."""
+        found = copy.copy(self)
         with self._graph.as_default():
-            own = {name: tf.maximum(count, 1) for name, count in self.own.items()}
-            return Replica(
-                self.index,
-                own,
-                self.before,
-                self.sizes,
-                self.batches,
-                self.place,
-                self.compiled,
-                not self._is_apart,
-            )
+            found.own = {name: tf.maximum(count, 1) for name, count in self.own.items()}
+        found._known = {}
+        return found
 
     def padded(self, tensor: tf.Tensor, layout: Rows) -> tf.Tensor:
         """A tensor in rows as `with_rows` has it; with rows already, it takes no time."""

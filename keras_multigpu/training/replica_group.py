@@ -26,8 +26,10 @@ from keras_multigpu.keras_internals import (
     variable_internals,
 )
 from keras_multigpu.keras_internals.replacing import replaced
+from keras_multigpu.partition.emission.exchange import arrived, travelling
 from keras_multigpu.replicas import get_strategy
 from keras_multigpu.training.exchange.exchange import Exchange, Parts
+from keras_multigpu.training.exchange.packing import Packing
 
 T = TypeVar("T")
 
@@ -196,9 +198,16 @@ class ReplicaGroup:
             return [list(each) for each in values]
         if not values[0]:
             return [[]] * self.count
-        rows = self.exchange.on_each(lambda own: [value[tf.newaxis] for value in own], values)
-        stacked = self.exchange.gather(rows, alike=True)[0]
-        return [[tensor[number] for tensor in stacked] for number in range(self.count)]
+        dtypes = [value.dtype for value in values[0]]
+        on_each = self.exchange.on_each
+        sent = on_each(lambda own: [travelling(value) for value in own], values)
+        packings = on_each(Packing, sent)
+        packs = on_each(lambda one, own: [p[tf.newaxis] for p in one.pack(own)], packings, sent)
+        wholes = self.exchange.all_gather(packs)[0]
+        return [
+            list(map(arrived, packings[0].unpack([each[number] for each in wholes]), dtypes))
+            for number in range(self.count)
+        ]
 
     def broadcast_from_chief(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The chief's arrays, bit for bit; each process passes arrays of the same sizes."""

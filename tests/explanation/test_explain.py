@@ -184,3 +184,18 @@ def test_it_says_what_sharding_moves(shard):
     assert moved["scattered"] == moved["weights"] == kernels and found.summed_bytes < 100
     assert found.times_unsharded == pytest.approx(1, abs=0.01)
     assert "moves 1.0 times the bytes of no `shard`" in found.text
+
+
+def test_weights_that_a_condition_updates_count_whole():
+    """With a loss scale replicas run both branches, and gather the new weights behind them."""
+    model = kmg.distribute(
+        keras.Sequential([keras.Input((256,)), keras.layers.Dense(256, use_bias=False)]),
+        devices=2,
+        shard="optimizer",
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    model.compile(optimizer, "mse", jit_compile=False)
+    found = kmg.explain(model)
+    (weights,) = [part for part in found.parts if part.kind == "weights"]
+    assert weights.bytes == 4 * 256 * 256
+    assert found.times_unsharded == pytest.approx(1, rel=0.01)

@@ -8,9 +8,9 @@ from keras import layers
 
 import keras_multigpu as kmg
 from keras_multigpu.explanation.liveness import Liveness
-from keras_multigpu.explanation.part import OWN, Part, planned_whole
 from keras_multigpu.explanation.planning import expected_batches, planned
 from keras_multigpu.partition.facts.finding import find_facts
+from keras_multigpu.partition.planning.part import OWN, Part, planned_whole
 from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.exchange.sums import Cuts
@@ -95,7 +95,7 @@ def test_plans_hold_what_their_graph_holds(make, shard):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, jit_compile=False)
     spec, _ = expected_batches(model, None, None, None, SIZE, "")
-    traced = planned(model, spec, SIZE, REPLICAS).step.traced
+    traced = planned(model, spec, SIZE, REPLICAS).traced
     # As on GPUs: where kernels need rows, what is padded in case there are none is of open length.
     step = PartitionedStep(traced, Marks(REPLICAS, on_cpu=False))
     local = step.local_step

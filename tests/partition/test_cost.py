@@ -77,6 +77,11 @@ def test_bytes_depend_on_the_size_of_the_batch():
     assert cost.bytes("summed", {"batch": 10}) == 0
 
 
+def test_moments_travel_as_two_doubles_for_each_channel():
+    cost = cost_of(lambda x: tf.nn.moments(x, [0], keepdims=True), ROWS)
+    assert cost.bytes("summed", NUMBERS) == 2 * 8 * 6
+
+
 def test_a_gather_counts_with_the_arithmetic_it_causes():
     """Only arithmetic that is whole because of a gather counts, and a small gather counts as 0."""
     wide = tf.TensorSpec([None, 1000])

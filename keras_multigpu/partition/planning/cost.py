@@ -3,7 +3,7 @@
 Bytes and arithmetic are sizes: numbers, or polynomials of the batch size if it is open.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,16 +12,14 @@ from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.facts.axes import AXES, PRODUCTS, New, sizes_of
 from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.families import table
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, is_sharded
-from keras_multigpu.partition.planning.planned import Planned
+from keras_multigpu.partition.layouts import REPLICATED, Items, Rows, is_sharded
+from keras_multigpu.partition.planning.part import Action, Conversion, Key, Part
 from keras_multigpu.partition.planning.planner import (
     UNSENT,
     CannotSplit,
-    are_exchanged,
     require_sendable,
 )
 from keras_multigpu.partition.program import BRANCH, LOOP, Operation, Tensor, runs_once
-from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # What a GPU computes while a byte travels: 16 TFLOPS behind PCIe's 16 GB/s. Bytes are cheaper with
@@ -186,7 +184,7 @@ def is_shape(tensor: Tensor) -> bool:
 
 
 class CostFinder:
-    """Adds up what plans cost, and refuses what replicas would have to exchange but cannot.
+    """Adds up what a part costs, and refuses what replicas would have to exchange but cannot.
 
     Args:
         replicas: How many there are.
@@ -196,173 +194,104 @@ class CostFinder:
     def __init__(self, replicas: int, changes_tables: bool) -> None:
         self.cost = StepCost()
         self._replicas, self._changes_tables = replicas, changes_tables
-        self._exchanged: set[Any] = set()
-        self._read: dict[Tensor, Any] = {}
-        """What made the value that an operation has read from a variable."""
-        self._after_gather: set[Tensor] = set()
-        self._after_exchange: set[Any] = set()
 
-    def add_step(
-        self, planned: Planned, results: Sequence[Layout], variables: Mapping[int, Layout]
-    ) -> None:
-        """Add the cost of a step.
-
-        Args:
-            results: The layouts in which it leaves its results.
-            variables: And its variables, by number.
-        """
-        sources: dict[int, Any] = {}
-        self._add(planned, 1, sources)
-        for tensor, need in zip(planned.program.outputs, results, strict=True):
-            self._convert(planned, None, tensor, planned.layouts[tensor], need, 1)
-        for number, source in sources.items():
-            self._convert(planned, None, source, planned.state[number], variables[number], 1)
-
-    def _add(self, planned: Planned, times: AnySize, sources: dict[int, Any]) -> None:
-        """Add the cost of a program that runs this many times.
-
-        Args:
-            sources: Gets, for the number of each variable that it assigns, what made the last
-                value: a tensor, or an operation.
-        """
-        state = dict(planned.given)
-        for op in planned.program.operations:
-            plan = planned.plans[op]
-            used = {*op.inputs, *(self._read[each] for each in op.inputs if each in self._read)}
-            are_moved = [
-                self._convert(planned, op, tensor, planned.layouts[tensor], need, times)
-                for tensor, need in zip(op.inputs, plan.need, strict=True)
-            ]
-            for number, need in plan.variables.items():
-                handle = next(each for each in op.inputs if each.variable == number)
-                source = sources.get(number, handle)
-                used.add(source)
-                are_moved.append(self._convert(planned, op, source, state[number], need, times))
-            if op.type == "ReadVariableOp" and op.inputs[0].variable is not None:
-                self._read[op.outputs[0]] = sources.get(op.inputs[0].variable, op.inputs[0])
-            state |= plan.assigned
-            if any(are_moved) or not used.isdisjoint(self._after_exchange):
-                self._note_wait(op, plan)
-            self._note(op, plan, planned, times)
-            is_assignment = op.type == "AssignVariableOp"
-            for number in op.writes:
-                sources[number] = op.inputs[1] if is_assignment else op
-
-    def _convert(
+    def add(
         self,
-        planned: Planned,
-        op: Operation | None,
-        source: Any,
-        have: Layout,
-        need: Layout,
-        times: AnySize,
-    ) -> bool:
-        """Note what replicas exchange to have a value in another layout, once for each value.
+        part: Part,
+        times: AnySize = 1,
+        after_gather: Collection[Key] = (),
+        after_exchange: Collection[Key] = (),
+    ) -> None:
+        """Add the cost of a part.
 
-        Returns whether they exchange anything.
+        Args:
+            times: How often it runs.
+            after_gather: The values that it takes whole because they, or others before, were
+                gathered.
+            after_exchange: Those that it takes after an exchange.
         """
-        if not are_exchanged([have], [need]) or source in planned.free:
-            return False
-        element = have.element if isinstance(have, Items) else have
-        bucket = planned.buckets.get(op) if op and is_sharded(element) else None
-        key = self._read.get(source, source), bucket
-        if key in self._exchanged:
-            return True
-        self._exchanged.add(key)
-        size = bytes_of(source, planned.facts)
-        if isinstance(source, Tensor) and source.variable is None and not isinstance(have, Items):
-            dims = planned.facts.dims(source)
-            require_sendable(have, source.dtype, None if dims is None else len(dims), op)
-        kind = "summed" if element == PARTIAL else "gathered"
-        if is_sharded(element):
-            kind = "weights"
-        elif source in planned.scattered:
-            kind = "scattered"
-        self._moved(kind, size, op, times)
-        return True
+        gathered, exchanged = set(after_gather), set(after_exchange)
+        for action in part.actions:
+            waits = not exchanged.isdisjoint(action.takes)
+            if action.op is not None:
+                follows_gather = not gathered.isdisjoint(action.takes)
+                is_whole = self._note(action.op, part, times, waits, follows_gather)
+                if is_whole and follows_gather:
+                    gathered.update(action.makes)
+                waits |= self._exchanges(action.op, part, times)
+                if action.op.inner:
+                    self._enter(action, part, times, gathered, waits)
+            elif action.conversion is not None and action.conversion.kind is not None:
+                self._convert(action.conversion, part.facts, times)
+                waits = True
+                if isinstance(action.conversion.have, Rows):
+                    gathered.update(action.makes)
+            if waits:
+                exchanged.update(action.makes)
 
-    def _note_wait(self, op: Operation, plan: Plan) -> None:
-        """Note that an operation comes after an exchange."""
-        inside = [tensor for inner in op.inner for tensor in inner.inputs]
-        self._after_exchange.update([op, *op.outputs, *inside])
-        is_of_rows = any(need != REPLICATED and not is_sharded(need) for need in plan.need)
-        self.cost.pieces_wait |= op.type in HEAVY and is_of_rows
+    def _convert(self, conversion: Conversion, facts: Facts, times: AnySize) -> None:
+        """Note what replicas exchange to have a value in another layout."""
+        tensor, have, _, op, kind = conversion
+        if tensor.variable is None and not isinstance(have, Items):
+            dims = facts.dims(tensor)
+            require_sendable(have, tensor.dtype, None if dims is None else len(dims), op)
+        self._moved(str(kind), bytes_of(tensor, facts), op, times)
 
     def _moved(self, kind: str, size: AnySize | None, op: Operation | None, times: AnySize) -> None:
         if self._replicas > 1:
             self.cost.moved.append(Moved(kind, None if size is None else size * times, op))
 
-    def _note(self, op: Operation, plan: Plan, planned: Planned, times: AnySize) -> None:
-        """Note what an operation itself costs."""
-        layouts = [planned.layouts[tensor] for tensor in op.inputs]
+    def _note(
+        self, op: Operation, part: Part, times: AnySize, waits: bool, follows_gather: bool
+    ) -> bool:
+        """Note the arithmetic of an operation; returns whether each replica does all of it."""
+        plan = part.planned.plans[op]
         is_whole = not plan.exchanges and {*plan.need, *plan.out} <= {REPLICATED}
-        follows_gather = is_whole and any(
-            tensor in self._after_gather
-            or (isinstance(layout, Rows) and tensor not in planned.free)
-            for tensor, layout in zip(op.inputs, layouts, strict=True)
-        )
-        if follows_gather:
-            self._after_gather.update(op.outputs)
         if op.type in HEAVY:
-            flops = flops_of(op, planned.facts)
+            flops = flops_of(op, part.facts)
             flops = None if flops is None else flops * times
-            self.cost.work.append(Work(flops, op, not is_whole, follows_gather))
-        if op in planned.inner:
-            self._enter(op, plan, planned.inner[op], layouts, times)
-        elif op.inputs and op.inputs[0].variable is not None:
-            return
-        elif op in planned.moments:
-            if op is planned.moments[op].mean:
-                # A mean and a mean of squares, as float64.
-                size = bytes_of(op.outputs[0], planned.facts)
-                doubles = None if size is None else size * 16
-                variance = planned.moments[op].variance
-                self._after_exchange.update([*op.outputs, *variance.outputs])
-                self._moved("summed", doubles, op, times)
+            self.cost.work.append(Work(flops, op, not is_whole, is_whole and follows_gather))
+            is_of_rows = any(need != REPLICATED and not is_sharded(need) for need in plan.need)
+            self.cost.pieces_wait |= waits and is_of_rows
+        return is_whole
+
+    def _exchanges(self, op: Operation, part: Part, times: AnySize) -> bool:
+        """Note what replicas exchange of the results of an operation; returns whether they do."""
+        planned, facts = part.planned, part.facts
+        if op.inner or (op.inputs and op.inputs[0].variable is not None):
+            return False
+        if op in planned.moments:
+            # A mean and a mean of squares, as float64.
+            dims = facts.dims(op.outputs[0])
+            size = None if dims is None or None in dims else 16 * product(dims)  # type: ignore[arg-type]
+            self._moved("summed", size, op, times)
         elif runs_once(op, self._changes_tables):
             self.cost.once.append(op)
-            self._after_exchange.update(op.outputs)
             for tensor in op.outputs:
                 if tensor.dtype in UNSENT and self._replicas > 1:
                     reason = "its result cannot be sent to the other replicas"
                     raise CannotSplit(reason, op, tensor.dtype)
-                self._moved("summed", bytes_of(tensor, planned.facts), op, times)
-        elif plan.exchanges:
-            size = bytes_of(op.outputs[0], planned.facts)
-            every = None if size is None else size * self._replicas
-            self._after_exchange.update(op.outputs)
-            self._moved("summed", every, op, times)
+                self._moved("summed", bytes_of(tensor, facts), op, times)
+        elif planned.plans[op].exchanges:
+            size = bytes_of(op.outputs[0], facts)
+            self._moved("summed", None if size is None else size * self._replicas, op, times)
+        else:
+            return False
+        return True
 
     def _enter(
-        self,
-        op: Operation,
-        plan: Plan,
-        programs: Sequence[Planned],
-        layouts: Sequence[Layout],
-        times: AnySize,
+        self, action: Action, part: Part, times: AnySize, gathered: set[Key], waits: bool
     ) -> None:
-        if op.type == LOOP:
-            times = times * iterations_of(op, programs[0].facts)
-        first = int(op.type == BRANCH)
-        for inner in programs:
-            for outer, layout, need, own in zip(
-                op.inputs[first:],
-                layouts[first:],
-                plan.need[first:],
-                inner.program.inputs,
-                strict=True,
-            ):
-                is_gathered = isinstance(layout, Rows) and need == REPLICATED
-                if is_gathered or outer in self._after_gather:
-                    self._after_gather.add(own)
-            sources: dict[int, Any] = {}
-            self._add(inner, times, sources)
-            if op.type == BRANCH and inner.may_exchange:
-                for tensor, need in zip(inner.program.outputs, plan.out, strict=True):
-                    self._convert(inner, None, tensor, inner.layouts[tensor], need, times)
-                for number, source in sources.items():
-                    new = inner.state[number], plan.assigned[number]
-                    self._convert(inner, None, source, *new, times)
+        """Add the cost of the programs that an operation runs."""
+        op = action.op
+        assert op is not None
+        takes = action.takes[int(op.type == BRANCH) :]
+        for inner in part.inner(op):
+            if op.type == LOOP and inner is part.inner(op)[0]:
+                times = times * iterations_of(op, part.facts)
+            inputs = inner.planned.program.inputs
+            whole = [own for each, own in zip(takes, inputs, strict=False) if each in gathered]
+            self.add(inner, times, whole, [*inputs, *inner.numbers] if waits else ())
 
 
 def iterations_of(op: Operation, facts: Facts) -> AnySize:

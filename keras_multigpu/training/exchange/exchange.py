@@ -116,21 +116,36 @@ class Exchange:
             return [list(own) for own in parts]
         return self._each(self._transport.all_reduce, parts)
 
-    def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
-        """The rows of all replicas, in the order of their ids.
+    def all_gather(self, parts: Parts) -> list[list[tf.Tensor]]:
+        """The tensors of all replicas, of equal shapes, one after another."""
+        return self._each(self._transport.all_gather, parts)
 
-        Args:
-            alike: Whether all replicas have equally many rows, so that they need not say how many.
-        """
+    def gather(self, parts: Parts) -> list[list[tf.Tensor]]:
+        """The rows of all replicas, in the order of their ids."""
         if self.count == 1 or not parts[0]:
             return [list(own) for own in parts]
         refuse_to_send(parts[0])
-        lengths = self._lengths(parts, alike)
-        sent = self.on_each(lambda own: [travelling(tensor) for tensor in own], parts)
-        packs = self.on_each(pack_rows, sent, lengths)
-        wholes = self._each(self._transport.all_gather, packs)
-        found = self.on_each(self._unpack_rows, wholes, sent, lengths)
-        return self.on_each(of_the_same_kind, found, parts)
+
+        def lengths_of(own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return [travelling(tf.stack([tf.shape(tensor)[0] for tensor in own])[tf.newaxis])]
+
+        def sent(own: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            most = most_of(lengths)
+            return [padded(travelling(tensor), 0, most[n]) for n, tensor in enumerate(own)]
+
+        def present(
+            wholes: Sequence[tf.Tensor], own: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor]
+        ) -> list[tf.Tensor]:
+            found, most = [], most_of(lengths)
+            for n, (whole, part) in enumerate(zip(wholes, own, strict=True)):
+                are_rows = tf.reshape(tf.sequence_mask(lengths[0][:, n], most[n]), [-1])
+                found.append(arrived(tf.boolean_mask(whole, are_rows), part.dtype))
+                found[-1].set_shape([None, *part.shape[1:]])
+            return found
+
+        lengths = self.all_gather(self.on_each(lengths_of, parts))
+        wholes = self.all_gather(self.on_each(sent, parts, lengths))
+        return self.on_each(present, wholes, parts, lengths)
 
     def gather_rows(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
         """The whole of a tensor of which the replicas of this process have their rows."""
@@ -192,46 +207,6 @@ class Exchange:
         found = [exchange(of_all) for of_all in zip(*here, strict=True)]
         return [list(own) for own in zip(*found, strict=True)] or [[] for _ in self.devices]
 
-    def _lengths(self, parts: Parts, alike: bool) -> list[tf.Tensor]:
-        """How many rows each replica has of each tensor."""
-        count = self.count
-
-        def own(tensors: Sequence[tf.Tensor], place: int) -> tf.Tensor:
-            lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])[tf.newaxis]
-            if alike:
-                return tf.tile(lengths, [count, 1])
-            number = self._first + place
-            lengths = tf.pad(lengths, [[number, count - 1 - number], [0, 0]])
-            return travelling(lengths)
-
-        lengths = self.on_each(own, parts, range(len(self.devices)))
-        if not alike:
-            wholes = self._each(self._transport.all_reduce, [[own] for own in lengths])
-            lengths = [tf.cast(whole, tf.int32) for (whole,) in wholes]
-        return lengths
-
-    def _unpack_rows(
-        self, packs: Sequence[tf.Tensor], sent: Sequence[tf.Tensor], lengths: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """The rows of all replicas, from everyone's packs; `pack_rows` the other way round."""
-        found: dict[int, tf.Tensor] = {}
-        for pack, places in zip(packs, places_by_dtype(sent), strict=True):
-            packed = tf.reshape(pack, [self.count, -1])
-            shapes = [tf.shape(sent[place])[1:] for place in places]
-            sizes = sizes_of(sent, places, lengths)
-            parts = [
-                tf.split(
-                    packed[number, : tf.reduce_sum(sizes[number])], sizes[number], num=len(places)
-                )
-                for number in range(self.count)
-            ]
-            for place, shape, flat in zip(places, shapes, zip(*parts, strict=True), strict=True):
-                rows = tf.reduce_sum(lengths[:, place])
-                found[place] = tf.reshape(
-                    tf.concat(flat, axis=0), tf.concat([[rows], shape], axis=0)
-                )
-        return [found[place] for place in range(len(sent))]
-
 
 def rows_of(whole: tf.Tensor, axis: ShardedAxis, place: int, places: int) -> tf.Tensor:
     """A replica's rows of a whole tensor."""
@@ -246,9 +221,9 @@ def is_plain(axis: ShardedAxis, places: int) -> bool:
     return axis.axis == 0 and axis.length == axis.bounds(0, places)[1] * places
 
 
-def padded(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
+def padded(tensor: tf.Tensor, axis: int, length: int | tf.Tensor) -> tf.Tensor:
     """A tensor with zeros behind it, up to this length of an axis."""
-    if tensor.shape[axis] == length:
+    if isinstance(length, int) and tensor.shape[axis] == length:
         return tensor
     missing = [
         [0, length - tf.shape(tensor)[axis] if n == axis else 0] for n in range(tensor.shape.rank)
@@ -272,40 +247,9 @@ def with_length(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
     return tf.stack(known)
 
 
-def pack_rows(tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
-    """One pack of rows for each dtype, as long as that of the replica with the most.
-
-    Args:
-        lengths: How many rows each replica has of each tensor.
-    """
-    packs = []
-    for places in places_by_dtype(tensors):
-        sizes = sizes_of(tensors, places, lengths)
-        most = tf.maximum(tf.reduce_max(tf.reduce_sum(sizes, axis=1)), 1)
-        pack = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
-        packs.append(tf.pad(pack, [[0, most - tf.size(pack)]]))
-    return packs
-
-
-def places_by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """The places of the tensors of each dtype."""
-    places: dict[tf.DType, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(place)
-    return list(places.values())
-
-
-def sizes_of(tensors: Sequence[tf.Tensor], places: Sequence[int], lengths: tf.Tensor) -> tf.Tensor:
-    """How many elements each replica has of the tensors at some places."""
-    widths = [tf.reduce_prod(tf.shape(tensors[place])[1:]) for place in places]
-    return tf.gather(lengths, places, axis=1) * tf.stack(widths)
-
-
-def of_the_same_kind(wholes: Sequence[tf.Tensor], own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    found = [arrived(whole, part.dtype) for whole, part in zip(wholes, own, strict=True)]
-    for whole, part in zip(found, own, strict=True):
-        whole.set_shape([None, *part.shape[1:]])
-    return found
+def most_of(lengths: Sequence[tf.Tensor]) -> tf.Tensor:
+    """How many rows the replica with the most has of each tensor, and one if none has any."""
+    return tf.maximum(tf.cast(tf.reduce_max(lengths[0], axis=0), tf.int32), 1)
 
 
 def refuse_to_send(tensors: Sequence[Any]) -> None:

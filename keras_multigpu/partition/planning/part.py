@@ -1,8 +1,9 @@
 """`Part`: what a replica runs of a planned program, and how large what that makes is.
 
-It follows what `partition/emission` adds to a replica's graph, without adding it: operations by
-their plans, and conversions where one takes a value in another layout. Constants, shapes and counts
-take nothing. What a replica makes at no cost is made where it is asked for.
+It follows what `emission` adds to a replica's graph, without adding it: operations by their plans,
+and conversions where one takes a value in another layout. `cost` counts what these exchange, and
+`kmg.memory` what a replica holds. Constants, shapes and counts take nothing. What a replica makes
+at no cost is made where it is asked for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,13 @@ from keras_multigpu.partition.layouts import (
     is_sharded,
 )
 from keras_multigpu.partition.planning.planned import Planned
-from keras_multigpu.partition.planning.planner import is_known
+from keras_multigpu.partition.planning.planner import are_exchanged, is_known
 from keras_multigpu.partition.program import (
     ASSIGNMENTS,
     LOOP,
     Operation,
     Program,
     Tensor,
-    has_effect,
 )
 from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.sizes import Size
@@ -54,6 +54,24 @@ class Shape(NamedTuple):
     dtype: tf.DType
 
 
+class Conversion(NamedTuple):
+    """How a value gets another layout.
+
+    Args:
+        tensor: The tensor whose value it is, or the handle of its variable.
+        have: Its layout.
+        need: The other one.
+        asked_by: The operation that takes it so; None for a result.
+        kind: What replicas exchange for it, as in `Moved`; None if they exchange nothing.
+    """
+
+    tensor: Tensor
+    have: Layout
+    need: Layout
+    asked_by: Operation | None
+    kind: str | None
+
+
 class Action(NamedTuple):
     """Something that a replica runs.
 
@@ -62,14 +80,22 @@ class Action(NamedTuple):
         takes: The values that it takes.
         makes: The values that it makes.
         after: A value that it waits for besides; None for none.
-        is_view: Whether what it makes is in the memory of what it takes.
+        conversion: The conversion, if it is one.
     """
 
     op: Operation | None
     takes: Sequence[Key]
     makes: Sequence[Key]
     after: Key | None = None
-    is_view: bool = False
+    conversion: Conversion | None = None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether what it makes is in the memory of what it takes."""
+        # Sums are made in place. The operations that made a list make it again.
+        each = self.conversion
+        is_list = each is not None and isinstance(each.have, Items)
+        return is_list or (each is not None and (each.have, each.need) == (PARTIAL, REPLICATED))
 
 
 def planned_whole(program: Program, facts: Facts) -> Planned:
@@ -97,7 +123,8 @@ class Part:
 
     Attributes:
         actions: What it runs, in the order of the program.
-        shapes: The shapes of all values, but for constants.
+        laid: The tensor and the layout of each value, but for constants.
+        numbers: The variables that it takes.
         results: Its results.
         new: The last values of the variables that it assigns.
     """
@@ -112,7 +139,7 @@ class Part:
     ) -> None:
         self.planned, self.facts, self.places = planned, planned.facts, places
         self.actions: list[Action] = []
-        self.shapes: dict[Key, Shape] = {}
+        self.laid: dict[Key, tuple[Tensor, Layout]] = {}
         inputs = planned.program.inputs
         # In a loop TensorFlow may not know what a handle refers to.
         own = {each.variable: each for each in inputs if each.variable is not None}
@@ -120,17 +147,18 @@ class Part:
         self._state: dict[int, tuple[Key, Layout]] = {}
         self._read: dict[Tensor, Key] = {}
         self._last_in: dict[int | None, Key] = {}
+        self._inner: dict[Operation, list[Part]] = {}
+        self.numbers = [*own]
         for number in own:
             self._assign(number, number, planned.given.get(number, REPLICATED))
         for tensor in [each for each in inputs if each.variable is None]:
-            self.shapes[tensor] = self._shape(tensor, planned.layouts[tensor])
+            self.laid[tensor] = tensor, planned.layouts[tensor]
         for op in planned.program.operations:
             self._add(op)
         pairs = zip(planned.program.outputs, outs, strict=True)
         self.results = [self._taken(None, tensor, need) for tensor, need in pairs]
         changed = [number for number, (key, _) in self._state.items() if key != number]
         self.new = [self._variable(None, number, variables[number]) for number in changed]
-        self._drop_unneeded()
 
     def _add(self, op: Operation) -> None:
         planned, plan = self.planned, self.planned.plans[op]
@@ -147,7 +175,7 @@ class Part:
                 (rows,) = self._all_taken(op)[:1]
                 # The squares of distances are there for a moment.
                 squares = rows, "squares"
-                self.shapes[squares] = self.shapes.get(rows, Shape(None, op.outputs[0].dtype))
+                self.laid[squares] = self.laid[rows]
                 self.actions.append(Action(None, [rows], [squares]))
                 self._run(op, [rows, squares], [*op.outputs, *moments.variance.outputs])
         elif not self._costs_nothing(op):
@@ -174,7 +202,7 @@ class Part:
 
     def _assign(self, number: int, key: Key, layout: Layout) -> None:
         self._state[number] = key, layout
-        self.shapes.setdefault(key, self._shape(self._handles[number], layout))
+        self.laid.setdefault(key, (self._handles[number], layout))
 
     def _run(
         self, op: Operation, takes: Sequence[Key], outs: Sequence[Tensor] | None = None
@@ -182,7 +210,7 @@ class Part:
         """Run an operation, which makes its results, or `outs`, and new values of variables."""
         outs, assigned = op.outputs if outs is None else outs, self.planned.plans[op].assigned
         for tensor in outs:
-            self.shapes[tensor] = self._shape(tensor, self.planned.layouts[tensor])
+            self.laid[tensor] = tensor, self.planned.layouts[tensor]
         for number, layout in assigned.items():
             self._assign(number, (op, number), layout)
         makes = [*outs, *((op, number) for number in assigned)]
@@ -194,16 +222,23 @@ class Part:
         plan = self.planned.plans[op]
         pairs = list(zip(op.inputs, plan.need, strict=True))
         if op.type in BEFORE_BROADCAST and isinstance(plan.out[0], Rows):
-            pairs = [each for each in pairs if not self._is_broadcast(each[0])] or pairs
+            before = [self._before_broadcast(tensor) for tensor in op.inputs]
+            if not all(before):
+                pairs = [e for pair, own in zip(pairs, before, strict=True) for e in own or [pair]]
         return [self._taken(op, *each) for each in pairs]
 
-    def _is_broadcast(self, tensor: Tensor) -> bool:
-        """Whether a tensor was broadcast over the batch, and then perhaps scaled."""
+    def _before_broadcast(self, tensor: Tensor) -> list[tuple[Tensor, Layout]]:
+        """What was broadcast over the batch, and perhaps scaled; nothing if a tensor was not."""
+        kind, inputs, layouts = tensor.op.type, tensor.op.inputs, self.planned.layouts
         if tensor not in self.planned.free:
-            return False
-        kind = tensor.op.type
-        is_scaled = kind in ("Mul", "RealDiv") and any(map(self._is_broadcast, tensor.op.inputs))
-        return kind in ("Tile", "BroadcastTo") or is_scaled
+            return []
+        if kind in ("Tile", "BroadcastTo"):
+            return [(inputs[0], REPLICATED)] if layouts[inputs[0]] == REPLICATED else []
+        if kind not in ("Mul", "RealDiv"):
+            return []
+        before = [(each, self._before_broadcast(each)) for each in inputs]
+        is_broadcast = any(own for _, own in before)
+        return [e for each, own in before for e in own or [(each, REPLICATED)] if is_broadcast]
 
     def _taken(self, op: Operation | None, tensor: Tensor, need: Layout) -> Key:
         """A tensor in the layout in which an operation takes it."""
@@ -221,8 +256,8 @@ class Part:
     def _made(self, tensor: Tensor, need: Layout) -> Key:
         """What a replica makes at no cost, or a part of it."""
         key, op = (tensor, need), tensor.op
-        if key not in self.shapes:
-            self.shapes[key] = self._shape(tensor, need)
+        if key not in self.laid:
+            self.laid[key] = tensor, need
             needs: Sequence[Layout] = [REPLICATED] * len(op.inputs)
             axes = AXES[op.type](op, self.facts) if op.type in ELEMENTWISE else None
             label = axes.out[need.axis] if axes and isinstance(need, Rows) else None
@@ -241,33 +276,41 @@ class Part:
         need: Layout,
         after: Key | None = None,
     ) -> Key:
-        # The operations that made a list make it again.
-        if have == need or isinstance(have, Items) or isinstance(need, Items):
+        is_list = isinstance(have, Items)
+        if have == need or (is_list and not are_exchanged([have], [need])):
             return key
         is_scattered = tensor in self.planned.scattered and is_sharded(need)
-        if REPLICATED not in (have, need) and not is_scattered:
+        if not (is_list or is_scattered or REPLICATED in (have, need)):
             key, have = self._converted(op, key, tensor, have, REPLICATED), REPLICATED
-        bucket = self.planned.buckets.get(op) if op and is_sharded(have) else None
+        element = have.element if isinstance(have, Items) else have
+        bucket = self.planned.buckets.get(op) if op and is_sharded(element) else None
         made = key, need, bucket
-        if made not in self.shapes:
-            self.shapes[made] = self._shape(tensor, need)
+        if made not in self.laid:
+            self.laid[made] = tensor, need
             if bucket is not None:
                 after = self._last_in.get(bucket - 2)
-            is_sum = have == PARTIAL and need == REPLICATED
-            self.actions.append(Action(None, [key], [made], after, is_sum))
+            kind = None
+            if element != REPLICATED:
+                kind = "summed" if element == PARTIAL else "gathered"
+                kind = "weights" if is_sharded(element) else "scattered" if is_scattered else kind
+            conversion = Conversion(tensor, have, need, op, kind)
+            self.actions.append(Action(None, [key], [made], after, conversion))
         return made
 
     def inner(self, op: Operation) -> list["Part"]:
         """The parts of the programs that an operation runs."""
-        planned, plan = self.planned, self.planned.plans[op]
-        found: list[Part] = []
-        for each in planned.inner.get(op, ()):
-            is_condition = op.type == LOOP and not found
-            outs = each.outs if is_condition else plan.out
-            found.append(Part(each, self.places, outs, plan.assigned, self._handles))
-        return found
+        if op not in self._inner:
+            planned, plan = self.planned, self.planned.plans[op]
+            found = self._inner[op] = []
+            for each in planned.inner.get(op, ()):
+                is_condition = op.type == LOOP and not found
+                outs = each.outs if is_condition else plan.out
+                found.append(Part(each, self.places, outs, plan.assigned, self._handles))
+        return self._inner[op]
 
-    def _shape(self, tensor: Tensor, layout: Layout) -> Shape:
+    def shape(self, key: Key) -> Shape:
+        """The shape of a value."""
+        tensor, layout = self.laid[key]
         dims, dtype = self.facts.dims(tensor), tensor.dtype
         if tensor.variable is not None:
             dtype = graph_internals.held_dtype(tensor.raw)
@@ -295,11 +338,3 @@ class Part:
             for batch, factor in layout.blocks
         )
         return found
-
-    def _drop_unneeded(self) -> None:
-        needed, kept = {*self.results, *self.new}, []
-        for action in reversed(self.actions):
-            if not needed.isdisjoint(action.makes) or (action.op and has_effect(action.op)):
-                needed.update(action.takes)
-                kept.append(action)
-        self.actions = kept[::-1]
