@@ -19,7 +19,7 @@ from keras_multigpu.partition.planning.gathering import find_buckets
 from keras_multigpu.partition.planning.part import Part
 from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.planning.planner import Planner, scattered_in
-from keras_multigpu.partition.program import TABLE_WRITES, Program, has_effect
+from keras_multigpu.partition.program import Program, has_effect
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
 
@@ -116,7 +116,7 @@ class LocalStep:
     def _plan(self) -> Planned:
         layouts = [leaf.layout for leaf in self._leaves]
         layouts += [REPLICATED] * (len(self.program.inputs) - len(layouts))
-        planner = Planner(self.facts, self._changes_tables)
+        planner = Planner(self.facts)
         planned = planner.plan(self.program, layouts, self._variables, may_exchange=True)
         planned.scattered = scattered_in(planned, self._variables)
         planned.buckets = find_buckets(planned)
@@ -130,14 +130,9 @@ class LocalStep:
     @functools.cached_property
     def cost(self) -> StepCost:
         """What replicas exchange, and what they share; raises `CannotSplit`."""
-        finder = CostFinder(self.exchange.replicas, self._changes_tables)
+        finder = CostFinder(self.exchange.replicas)
         finder.add(self.part)
         return finder.cost
-
-    @functools.cached_property
-    def _changes_tables(self) -> bool:
-        types = {op.type for op in self.program.all_operations()}
-        return not types.isdisjoint(TABLE_WRITES)
 
     @property
     def has_effects(self) -> bool:
@@ -185,7 +180,7 @@ class LocalStep:
         # Before anything is emitted, everything that cannot be is named.
         _ = self.cost
         replica = self._replica(index, counts, leaves, lengths or {}, place, keeps_terms)
-        splitter = self.splitter = Splitter(self.exchange, replica, self._changes_tables)
+        splitter = self.splitter = Splitter(self.exchange, replica)
         taken = {n: Value(self._variables[n], value) for n, value in enumerate(values)}
         scope = self.scope = Scope(self.planned, dict(taken))
         inner = self.program.inputs

@@ -12,11 +12,10 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.emission.conversions import Conversions, Scope, Value
-from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.facts.values import COUNTS
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows, is_sharded
 from keras_multigpu.partition.planning.planner import is_known
-from keras_multigpu.partition.program import Operation, runs_once
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, nothing
 from keras_multigpu.partition.rules import fails_empty
 from keras_multigpu.partition.rules.plan import Plan, rows_of
@@ -29,18 +28,13 @@ MOST_AXES = 8
 class Operations:
     """Adds operations that call no function and access no variable.
 
-    For its arguments see `Conversions` and `Planner`.
+    Args:
+        conversions: Converts their inputs.
     """
 
-    def __init__(
-        self,
-        exchange: LocalExchange,
-        replica: Replica,
-        conversions: Conversions,
-        changes_tables: bool,
-    ) -> None:
-        self._exchange, self._replica, self._conversions = exchange, replica, conversions
-        self._changes_tables = changes_tables
+    def __init__(self, conversions: Conversions) -> None:
+        self._conversions = conversions
+        self._exchange, self._replica = conversions.exchange, conversions.replica
 
     def add(self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> None:
         """Add a replica's part of an operation, by its plan."""
@@ -75,7 +69,7 @@ class Operations:
             self._conversions.convert(value, need)
             for value, need in zip(inputs, plan.need, strict=True)
         ]
-        if runs_once(op, self._changes_tables):
+        if op in scope.planned.once:
             outs = self._run_once(op, given)
             rows = rows_of(plan.out)
             return outs if rows is None else [self._replica.rows_of(outs[0], rows)]

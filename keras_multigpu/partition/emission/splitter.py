@@ -45,19 +45,14 @@ State = dict[int, Value]
 class Splitter:
     """Adds one replica's part of a global graph to the graph that is being traced.
 
-    For its arguments see `Conversions` and `Planner`.
+    For its arguments see `Conversions`.
     """
 
-    def __init__(
-        self,
-        exchange: LocalExchange,
-        replica: Replica,
-        changes_tables: bool,
-    ) -> None:
+    def __init__(self, exchange: LocalExchange, replica: Replica) -> None:
         self.exchange, self.replica = exchange, replica
         self.conversions = Conversions(exchange, replica)
         self.convert = self.conversions.convert
-        self._operations = Operations(exchange, replica, self.conversions, changes_tables)
+        self._operations = Operations(self.conversions)
 
     def add(self, scope: Scope, inputs: Sequence[Value]) -> list[Value]:
         """Add the operations of a program; returns its results."""

@@ -19,7 +19,7 @@ from keras_multigpu.partition.planning.planner import (
     CannotSplit,
     require_sendable,
 )
-from keras_multigpu.partition.program import BRANCH, LOOP, Operation, Tensor, runs_once
+from keras_multigpu.partition.program import BRANCH, LOOP, Operation, Tensor
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # What a GPU computes while a byte travels: 16 TFLOPS behind PCIe's 16 GB/s. Bytes are cheaper with
@@ -188,12 +188,10 @@ class CostFinder:
 
     Args:
         replicas: How many there are.
-        changes_tables: As in `Planner`.
     """
 
-    def __init__(self, replicas: int, changes_tables: bool) -> None:
-        self.cost = StepCost()
-        self._replicas, self._changes_tables = replicas, changes_tables
+    def __init__(self, replicas: int) -> None:
+        self.cost, self._replicas = StepCost(), replicas
 
     def add(
         self,
@@ -265,7 +263,7 @@ class CostFinder:
             dims = facts.dims(op.outputs[0])
             size = None if dims is None or None in dims else 16 * product(dims)  # type: ignore[arg-type]
             self._moved("summed", size, op, times)
-        elif runs_once(op, self._changes_tables):
+        elif op in planned.once:
             self.cost.once.append(op)
             for tensor in op.outputs:
                 if tensor.dtype in UNSENT and self._replicas > 1:

@@ -51,6 +51,7 @@ class Planned:
         buckets: The bucket of each operation that gathers what replicas divide, see `gathering`.
         scattered: The open sums of which replicas need their rows of a variable, and nothing else.
         moments: The means and variances that are computed together, by either.
+        once: The operations that one replica runs for all.
         exchanges: Whether its plans exchange values.
     """
 
@@ -74,6 +75,7 @@ class Planned:
         self.buckets: Mapping[Operation, int] = {}
         self.scattered: set[Tensor] = set()
         self.moments: dict[Operation, Moments] = {}
+        self.once: set[Operation] = set()
         self.exchanges = False
         self._outputs = set(program.outputs)
         self._open: dict[Tensor, bool] = {}

@@ -35,10 +35,12 @@ from keras_multigpu.partition.program import (
     LOOP,
     OPEN_READ,
     TABLE_READS,
+    TABLE_WRITES,
     WRITES,
     Operation,
     Program,
     Tensor,
+    runs_once,
 )
 from keras_multigpu.partition.rules.moments import find_moments, is_along_rows
 from keras_multigpu.partition.rules.plan import RULES, Plan, rows_of
@@ -83,12 +85,13 @@ class Planner:
 
     Args:
         facts: The facts of the step.
-        changes_tables: Whether the step changes a lookup table, so that one replica has to read
-            tables for all.
     """
 
-    def __init__(self, facts: Facts, changes_tables: bool) -> None:
-        self._facts, self._changes_tables = facts, changes_tables
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        # One replica then has to read tables for all.
+        types = {op.type for op in facts.program.all_operations()}
+        self._changes_tables = not types.isdisjoint(TABLE_WRITES)
         self._known: dict[Any, PlanOfPrograms] = {}
 
     def plan(
@@ -128,6 +131,8 @@ class Planner:
             plan = self._whole(op, ins)
         else:
             plan = self._plan_operation(op, ins, planned)
+            if runs_once(op, self._changes_tables):
+                planned.once.add(op)
         planned.plans[op] = plan
         planned.layouts.update(zip(op.outputs, plan.out, strict=True))
         planned.state = {**before, **plan.assigned}

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ class Stage:
 
     Args:
         of_piece: Whether each piece of a share runs them.
+        operations: The operations, in the order of the graph.
 
     Attributes:
         inputs: The tensors that it takes from outside, by name.
@@ -30,9 +31,9 @@ class Stage:
 
     # It becomes a function by its definition: to trace it would take TensorFlow as long as to
     # trace the model once more.
-    def __init__(self, of_piece: bool = False) -> None:
+    def __init__(self, of_piece: bool = False, operations: Sequence[tf.Operation] = ()) -> None:
         self.of_piece = of_piece
-        self.operations: list[tf.Operation] = []
+        self.operations = list(operations)
         self.cuts: list[tf.Operation] = []
         self.alike: set[str] = set()
         self._nodes: dict[str, Any] = {}
@@ -125,7 +126,7 @@ class Stage:
                 definition.control_ret[name] = name
         return definition
 
-    def define(self, function: Any, compiled: Any) -> None:
+    def define(self, function: Any, compiled: Any = None) -> None:
         """Register the function with TensorFlow; `compiled` as in `Stages`."""
         name = self._name = function.signature.name
         graph_internals.add_function(function)
@@ -196,12 +197,23 @@ def call_by_name(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.T
     return results if types else []
 
 
-def node_definitions(graph: Any, function: Any) -> dict[str, Any]:
-    """The definitions of a graph's operations in its function, by the operations' names."""
-    # A function gives some of them other names, and keeps their order.
+def definitions_of(whole: Any, stages: Sequence[Stage], wanted: Collection[str]) -> list[Any]:
+    """The definitions of stages of a function.
+
+    Args:
+        whole: The function, traced.
+        wanted: The names of the tensors that are needed besides those that stages need.
+    """
+    graph, definition = whole.graph, whole.function_def
+    # A function gives some operations other names, and keeps their order.
     inputs = {tensor.op.name for tensor in graph.inputs}
     names = [each.name for each in graph.get_operations() if each.name not in inputs]
-    return dict(zip(names, function.node_def, strict=True))
+    nodes = dict(zip(names, definition.node_def, strict=True))
+    for stage in stages:
+        stage.find_nodes(nodes)
+    needed = {*wanted, *(name for stage in stages for name in stage.names_needed)}
+    must_run = {operation.name for operation in graph.control_outputs}
+    return [stage.definition(definition, needed, must_run) for stage in stages]
 
 
 def reference(tensor: tf.Tensor, name: str) -> str:

@@ -30,7 +30,7 @@ from keras_multigpu.training.exchange.cuts import (
 )
 from keras_multigpu.training.exchange.exchange import Parts, rows_of
 from keras_multigpu.training.exchange.packing import filling
-from keras_multigpu.training.exchange.stage import RunStage, Stage, node_definitions, size_of
+from keras_multigpu.training.exchange.stage import RunStage, Stage, definitions_of, size_of
 from keras_multigpu.training.exchange.sums import Cuts, Sums
 
 Takers = Mapping[str, Callable[[int, tf.Tensor], None] | None]
@@ -133,15 +133,8 @@ class Stages:
 
     def _define(self, stages: Sequence[Stage], compiled: Any) -> None:
         """Make TensorFlow functions of the stages."""
-        definition = self._whole.function_def
-        nodes = node_definitions(self.graph, definition)
-        for stage in stages:
-            stage.find_nodes(nodes)
-        wanted = {tensor.name for tensor in self.graph.outputs}
-        wanted.update(name for stage in stages for name in stage.names_needed)
-        wanted.update(self._due.values())
-        must_run = {operation.name for operation in self.graph.control_outputs}
-        functions = [stage.definition(definition, wanted, must_run) for stage in stages]
+        wanted = {*(tensor.name for tensor in self.graph.outputs), *self._due.values()}
+        functions = definitions_of(self._whole, stages, wanted)
         if compiled is None:
             # Once for all replicas: TensorFlow would do it for each call, which was 22 of the 67 s
             # of processor time of a first step on 8 replicas. This takes 1.1 s.
@@ -337,19 +330,15 @@ class Stages:
         groups = [needed, *in_groups(of_rows), *in_groups(of_first)]
         must_run = {operation.name for operation in self.graph.control_outputs}
         effects = [op for op in stage.operations if op.name in must_run]
-        nodes = node_definitions(self.graph, self._whole.function_def)
         outside = {tensor.op.name for tensor in stage.inputs.values()}
         made = []
         for group in groups:
-            part = Stage()
             wanted = [tensor for tensor in stage.outputs if tensor.name in group]
             kept = effects if group is needed else []
             inside = ancestors([*(tensor.op for tensor in wanted), *kept], stop=outside)
-            part.operations = [op for op in stage.operations if op.name in inside]
-            part.find_nodes(nodes)
-            names = {tensor.name for tensor in wanted}
-            definition = part.definition(self._whole.function_def, names, must_run)
-            part.define(definition, None)
+            part = Stage(operations=[op for op in stage.operations if op.name in inside])
+            (definition,) = definitions_of(self._whole, [part], [each.name for each in wanted])
+            part.define(definition)
             made.append(part)
         return made
 

@@ -6,10 +6,12 @@ once, before they run.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
+from keras_multigpu.partition.program import Operation, Program, Tensor
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.agreement import known_to_all
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -28,8 +30,8 @@ def require_same_graph(group: ReplicaGroup, graph: Any) -> None:
     """Raise a `ValueError` in all processes if they have traced different graphs."""
     if not group.is_spread:
         return
-    operations = graph.get_operations()
-    numbers = fingerprints(graph)
+    operations = list(Program(graph).all_operations())
+    numbers = fingerprints(operations)
     with ending_together(group.workers, group.worker):
         known = group.exchange_numbers([len(numbers), number_of(repr(numbers).encode())])
     if all(each == known[0] for each in known):
@@ -49,39 +51,25 @@ def require_same_graph(group: ReplicaGroup, graph: Any) -> None:
     raise known_to_all(group, error)
 
 
-def fingerprints(graph: Any) -> list[int]:
-    """A hash of each operation's type, attributes and inputs, and of what it calls.
+def fingerprints(operations: Iterable[Operation]) -> list[int]:
+    """A hash of the type, the attributes and the inputs of each operation of a program.
 
     Names are left out: they count the layers that a process has made before.
     """
-    operations = graph.get_operations()
-    places = {operation.name: place for place, operation in enumerate(operations)}
-    library = {each.signature.name: each for each in graph.as_graph_def().library.function}
-    known: dict[str, Any] = {}
-
-    def attributes(node: Any) -> list[Any]:
-        return [
-            (name, described(value))
-            for name, value in sorted(node.attr.items())
-            if not name.startswith("_") and name not in NAMES
-        ]
-
-    def described(value: Any) -> Any:
-        if value.WhichOneof("value") == "func":
-            return of_function(value.func.name)
-        return value.SerializeToString(deterministic=True)
-
-    def of_function(name: str) -> Any:
-        if name not in known:
-            known[name] = None  # A gradient may name the function that it belongs to.
-            function = library.get(name)
-            nodes = [] if function is None else function.node_def
-            known[name] = [(node.op, attributes(node)) for node in nodes]
-        return known[name]
-
+    places: dict[Tensor, int] = {}
     found = []
-    for operation in operations:
-        inputs = [(places[tensor.op.name], tensor.value_index) for tensor in operation.inputs]
-        description = operation.type, attributes(operation.node_def), inputs
-        found.append(number_of(repr(description).encode()))
+    for op in operations:
+        inputs = [places.setdefault(tensor, len(places)) for tensor in op.inputs]
+        attributes = [
+            (name, value.SerializeToString(deterministic=True))
+            for name, value in sorted(op.node_def.attr.items())
+            # The functions that it calls are programs.
+            if not name.startswith("_") and name not in NAMES and not calls(value)
+        ]
+        found.append(number_of(repr((op.type, attributes, inputs)).encode()))
     return found
+
+
+def calls(value: Any) -> bool:
+    """Whether an attribute names functions, with the process's own counters in their names."""
+    return bool(value.HasField("func") or value.list.func)

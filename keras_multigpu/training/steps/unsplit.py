@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.training.exchange.cuts import sources
-from keras_multigpu.training.exchange.stage import Stage, node_definitions, size_of
+from keras_multigpu.training.exchange.stage import Stage, definitions_of, size_of
 from keras_multigpu.training.steps.traced_step import TracedStep
 
 # How many bytes of variables an update changes, unless a single one has more.
@@ -77,7 +77,7 @@ def stages_of(whole: Any, updates: Mapping[str, int]) -> list[Stage]:
     Args:
         updates: The number of the update of each variable, by the name of its handle.
     """
-    graph, definition = whole.graph, whole.function_def
+    graph = whole.graph
     update_of = updates_alone(graph, updates)
     for tensor in graph.inputs:
         update_of.pop(tensor.op.name, None)
@@ -86,14 +86,9 @@ def stages_of(whole: Any, updates: Mapping[str, int]) -> list[Stage]:
         if operation.name in update_of:
             stages[update_of[operation.name]].operations.append(operation)
     found = [stages[update] for update in sorted(stages)]
-    nodes = node_definitions(graph, definition)
-    for stage in found:
-        stage.find_nodes(nodes)
-    wanted = {name for stage in found for name in stage.inputs}
-    wanted.update(tensor.name for tensor in results_of(graph))
-    must_run = {operation.name for operation in graph.control_outputs}
-    for stage in found:
-        stage.define(stage.definition(definition, wanted, must_run), None)
+    results = [tensor.name for tensor in results_of(graph)]
+    for stage, definition in zip(found, definitions_of(whole, found, results), strict=True):
+        stage.define(definition)
     return found
 
 
