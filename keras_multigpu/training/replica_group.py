@@ -76,7 +76,6 @@ class ReplicaGroup:
         ]
         self.exchange = Exchange(
             devices,
-            self.replicas[0].id,
             self.count,
             collective_internals.collectives_of(strategy) if self.count > 1 else None,
         )

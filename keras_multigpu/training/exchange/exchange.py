@@ -89,7 +89,6 @@ class Exchange:
 
     Args:
         devices: Those of this process's replicas, by place; "" leaves the choice to TensorFlow.
-        first: The id of the first of them.
         count: How many replicas there are in all processes.
         transport: Carries tensors; by default a `Hub`, within this process.
     """
@@ -97,11 +96,10 @@ class Exchange:
     def __init__(
         self,
         devices: Sequence[str],
-        first: int = 0,
         count: int | None = None,
         transport: Transport | None = None,
     ) -> None:
-        self.devices, self._first = devices, first
+        self.devices = devices
         self._transport = transport or Hub(devices)
         self.count = count or len(devices)
         self._within: Any = self._transport if self.count == len(devices) else Hub(devices)

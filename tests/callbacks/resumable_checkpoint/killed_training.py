@@ -6,11 +6,16 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from helpers.everything_in_parts import divide_everything
 from helpers.graph_optimizer import unoptimized_if_quick
 from helpers.interrupted_runs import batches, keras_callbacks, network, values_of
 
+import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.keras_internals.variable_internals import storages_of
+from keras_multigpu.training.replica_group import is_in_parts
 
 
 class Steps(keras.callbacks.Callback):
@@ -36,7 +41,7 @@ def pause_in_rename(save, say):
     os.replace = replace_slowly
 
 
-def main(say, folder, epochs, pause=None):
+def main(say, folder, epochs, pause=None, shard=None):
     """Train in a new process, and write what came of it to `result.npz` and `history.json`.
 
     Args:
@@ -44,6 +49,7 @@ def main(say, folder, epochs, pause=None):
         folder: Where files go.
         epochs: How many.
         pause: The number of the save to stop in, so that it is killed there.
+        shard: What the replicas divide, however small.
     """
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -53,6 +59,10 @@ def main(say, folder, epochs, pause=None):
         pause_in_rename(pause, say)
     folder.mkdir(exist_ok=True)
     model = network(normalized=True)
+    if shard:
+        divide_everything(pytest.MonkeyPatch())
+        kmg.distribute(model, model.distribute_strategy, self_check=False, shard=shard)
+        assert any(map(is_in_parts, storages_of(model.weights)))
     checkpoint = ResumableCheckpoint(folder / "checkpoints", every_steps=3)
     callbacks = [Steps(say), checkpoint, *keras_callbacks(folder, patience=1000)]
     say("fit")

@@ -74,16 +74,17 @@ def assert_same_end(whole, folder):
     assert json.loads(texts[1])["val_uneven"] == [0.0] * EPOCHS
 
 
-def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
+@pytest.mark.parametrize("shard", [None, pytest.param("weights", marks=pytest.mark.slow)])
+def test_a_killed_training_ends_as_if_nothing_had_happened(shard, tmp_path):
     """Killed in a step, and before a checkpoint is renamed."""
-    whole = started(tmp_path / "whole")
+    whole = started(tmp_path / "whole", shard=shard)
     folder = tmp_path / "killed"
     for line, options in [
         ("step 2 1", {}),
         ("in rename", {"pause": 6}),
     ]:
-        assert killed(started(folder, **options), line)
-    last = started(folder)
+        assert killed(started(folder, shard=shard, **options), line)
+    last = started(folder, shard=shard)
     finished(whole)
     finished(last)
     assert_same_end(tmp_path / "whole", folder)
