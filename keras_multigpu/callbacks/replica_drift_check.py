@@ -6,9 +6,9 @@ import numpy as np
 
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import problem, require_choice, warn
-from keras_multigpu.training.replica_group import copies_in
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.steps.same_on_workers import number_of
-from keras_multigpu.training.variables.model_state import name_of, storage_of, variables_of
+from keras_multigpu.training.variables.model_state import name_of, variables_of
 from keras_multigpu.writing import writes_here
 
 NAMED = 5
@@ -60,7 +60,7 @@ class ReplicaDriftCheck(RunCallback):
         group = self.run.group
         names, own = [], []
         for variable in variables_of(self.model).values():
-            copies = copies_in(storage_of(variable))
+            copies = copies_of(variable)
             if len(copies) == 1:
                 # Central storage has one copy in all, and each of several processes has one.
                 copies *= len(group.replicas)

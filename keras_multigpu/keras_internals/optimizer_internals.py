@@ -245,11 +245,10 @@ def remembered_and_moved(
     optimizer: keras.optimizers.Optimizer,
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """An optimizer's slots, and the weights that it updates with their moving averages."""
-    weights = list(getattr(optimizer, "_trainable_variables", []))
     averages = list(getattr(optimizer, "_model_variables_moving_average", []))
     known = {id(variable) for variable in averages}
     remembered = [v for v in optimizer.variables if len(v.shape) and id(v) not in known]
-    return remembered, [*weights, *averages]
+    return remembered, [*optimized_variables(optimizer), *averages]
 
 
 def before_moving(

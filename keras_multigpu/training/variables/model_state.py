@@ -13,7 +13,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.identities import identify_layer, identify_object, identity_of
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.training.replica_group import copies_in
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.variables.placement import optimizers_of
 
@@ -111,14 +111,7 @@ def variables_of(model: keras.Model) -> dict[str, Any]:
 
 
 def value_of(variable: Any) -> np.ndarray:
-    return np.array(storage_of(variable).numpy())
-
-
-def storage_of(variable: Any) -> Any:
-    """The `tf.Variable`, with or without copies, that holds a variable's value."""
-    if isinstance(variable, keras.Variable):
-        return variable_internals.variable_storage(variable)
-    return variable
+    return np.array(variable_internals.variable_storage(variable).numpy())
 
 
 def name_of(variable: Any) -> str:
@@ -131,7 +124,7 @@ def kind_of(value: np.ndarray) -> str:
 
 
 def set_value(variable: Any, value: np.ndarray) -> None:
-    for copy in copies_in(storage_of(variable)):
+    for copy in copies_of(variable):
         copy.assign(value)
 
 

@@ -128,10 +128,17 @@ def divide(variables: Sequence[keras.Variable], strategy: tf.distribute.Strategy
 
 def gather(variables: Sequence[keras.Variable]) -> None:
     """Bring variables in parts together, on the host."""
+    with tf.device(HOST):
+        keep_once(variables, VariableInParts)
+
+
+def keep_once(variables: Sequence[keras.Variable], kind: Any) -> None:
+    """Give variables whose storages are of a kind plain ones, with their current values."""
+    # One by one: together they may fit into memory only in parts.
     for variable in variables:
         storage = variable_internals.variable_storage(variable)
-        if isinstance(storage, VariableInParts):
-            with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+        if isinstance(storage, kind):
+            with tf.init_scope(), graph_internals.single_device():
                 replace_storages([variable], made([(variable, storage.numpy())]))
 
 
@@ -235,19 +242,6 @@ def is_on(storage: tf.Variable, device: str) -> bool:
     return tf.DeviceSpec.from_string(storage.device) == tf.DeviceSpec.from_string(device)
 
 
-def place_once(variables: Sequence[keras.Variable]) -> None:
-    """Give variables one storage for all replicas of this process, with their current values."""
-    storages = variable_internals.storages_of(variables)
-    moved = [
-        (variable, storage.numpy())
-        for variable, storage in zip(variables, storages, strict=True)
-        if isinstance(storage, tf.distribute.DistributedValues)
-    ]
-    with tf.init_scope(), graph_internals.single_device():
-        new = [tf.Variable(value, dtype=value.dtype, name=v.name) for v, value in moved]
-    replace_storages([variable for variable, _ in moved], new)
-
-
 class Placement:
     """Where the variables of one model live, including those that only its steps know.
 
@@ -319,7 +313,7 @@ class Placement:
     def place_metrics(self, model: keras.Model) -> None:
         """Keep the variables of metrics once, because callbacks and Keras change them, too."""
         given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]
-        place_once(list({id(v): v for v in [*model.metrics_variables, *given]}.values()))
+        keep_once([*model.metrics_variables, *given], tf.distribute.DistributedValues)
 
     def prepare(
         self, model: keras.Model, spec: Batch | None = None, method: str | None = None
