@@ -1,16 +1,18 @@
 """Memory: of whole trainings beside stock Keras's, and what `kmg.memory` says of activations.
 
-    python tests/benchmarks/bench_memory.py [peak|estimate] [--write]
+    python tests/benchmarks/bench_memory.py [peak|calls|estimate] [--write]
 
 Each training has a process of its own; on logical CPU devices all replicas share its memory. A peak
-is that over what the process held after it had trained a small model. Of an estimate only the
-difference between two batch sizes counts, so that what does not depend on the batch falls out.
+is that over what the process held after it had trained a small model, and that of a call with
+weights in parts over what it held before. Of an estimate only the difference between two batch
+sizes counts, so that what does not depend on the batch falls out.
 """
 
 import contextlib
 import ctypes
 import functools
 import gc
+import tempfile
 
 import keras
 import numpy as np
@@ -109,6 +111,55 @@ def peaks(rounds):
 
 def peak(side, name):
     return alone(__file__, "peak", side, name, **EXACT_MEMORY)[0]
+
+
+def calls_of(model, folder):
+    """Calls of a model by name; some need the files of those before."""
+    x, y = np.zeros((BATCH, model.inputs[0].shape[1])), np.zeros((BATCH, 1))
+    fit = functools.partial(model.fit, x, y, BATCH, verbose=0)
+
+    def checkpoint():
+        return [kmg.callbacks.ResumableCheckpoint(f"{folder}/checkpoints")]
+
+    def load():
+        with keras.device("cpu"):
+            return keras.saving.load_model(f"{folder}/model.keras")
+
+    return {
+        "`fit`, the first": fit,
+        "`fit`": fit,
+        "`evaluate`": lambda: model.evaluate(x, y, BATCH, verbose=0),
+        "`predict`": lambda: model.predict(x, BATCH, verbose=0),
+        "`save_weights`": lambda: model.save_weights(f"{folder}/model.weights.h5"),
+        "`load_weights`": lambda: model.load_weights(f"{folder}/model.weights.h5"),
+        "`save` as `.keras`": lambda: model.save(f"{folder}/model.keras"),
+        "`load_model` of that": load,
+        "`fit` with a checkpoint": lambda: fit(callbacks=checkpoint()),
+        "`fit` that resumes": lambda: fit(epochs=2, callbacks=checkpoint()),
+    }
+
+
+def measure_calls():
+    """By how much each call goes beyond what is held, in sizes of the weights."""
+    devices = split_cpu(2)
+    trained(SIDES[-1], devices, small)
+    model = kmg.distribute(dense(), devices=devices, shard="weights")
+    model.compile("adam", "mse", jit_compile=False)
+    weights, found = sum(4 * np.prod(each.shape) for each in model.weights) / 2**20, []
+    with tempfile.TemporaryDirectory() as folder:
+        for call in calls_of(model, folder).values():
+            gc.collect()
+            before = resident("VmRSS")
+            start_peak()
+            call()
+            found.append((resident("VmHWM") - before) / weights)
+    return " ".join(map(str, found))
+
+
+def calls(rounds):
+    names = calls_of(small(), "")
+    for name, more in zip(names, alone(__file__, "calls", **EXACT_MEMORY), strict=True):
+        yield name, f"{more:.1f}"
 
 
 def language_model():
@@ -223,6 +274,7 @@ def estimates(rounds):
 HEAD = " | ".join(["model", *SIDES, "ours / stock", "weights sharded on 4, each / each of 2"])
 TABLES = {
     "peak": (HEAD, peaks),
+    "calls": ("weights in parts, Adam, six dense layers | beyond what is held", calls),
     "estimate": (
         "model | batch sizes | MiB an example, estimated | measured | ratio",
         estimates,
@@ -231,6 +283,7 @@ TABLES = {
 
 if __name__ == "__main__":
     if asked := measures():
-        print({"peak": measure_peak, "estimate": measure_estimate}[asked[0]](*asked[1:]))
+        measured = {"peak": measure_peak, "calls": measure_calls, "estimate": measure_estimate}
+        print(measured[asked[0]](*asked[1:]))
     else:
         main(__doc__, TABLES)
