@@ -12,17 +12,15 @@ import re
 import resource
 import signal
 import subprocess
-import textwrap
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu import __version__
-from keras_multigpu.checks import printable
 from keras_multigpu.commands import doctor_checks as checks
 from keras_multigpu.commands.doctor_checks import NCCL, Answer
-from keras_multigpu.commands.usage import at_least, usage_error
+from keras_multigpu.commands.usage import at_least, in_lines
 from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import ending
 
@@ -39,7 +37,7 @@ CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
 }
 """Each check, and what to do if it does not answer."""
 
-WITH_TENSORFLOW = ("tensorflow", "gpus", "step")
+WITH_TENSORFLOW = {"tensorflow", "gpus", "step"}
 
 START = '{"check"'
 """How the line of JSON begins."""
@@ -57,7 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "checks could not be run.",
     )
     add = parser.add_argument
-    add("--only", default="", metavar="A,B", help=f"which checks to run, of {', '.join(CHECKS)}")
+    some = f"some of the checks: {', '.join(CHECKS)}"
+    add("--only", nargs="+", choices=CHECKS, default=[*CHECKS], metavar="CHECK", help=some)
     add("--json", action="store_true", help="print JSON, for an issue")
     add("--folder", default=".", help="where a training would write (default: this folder)")
     limit = "seconds that a check may take (default: 300)"
@@ -70,38 +69,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.child:
         answer(argparse.Namespace(**json.loads(arguments.child)))
         return 0
-    answers: list[dict[str, Any]] = []
-    for name in choose_checks(arguments):
-        # Without TensorFlow the checks that need it are left out.
-        if name in WITH_TENSORFLOW and any(is_fatal(each) for each in answers):
+    names, answers = {*arguments.only}, list[dict[str, Any]]()
+    if names & WITH_TENSORFLOW:
+        names.add("tensorflow")
+    for name in CHECKS:
+        if name not in names:
             continue
-        answers.append(answer_of_child(name, arguments))
+        found = answer_of_child(name, arguments)
+        answers.append(found)
         if not arguments.json:
-            print(in_lines(answers[-1]), flush=True)
+            start = f"{name:<12}{found['verdict']:<6}"
+            print(in_lines(start, found["says"], found["do"]), flush=True)
+        if name == "tensorflow" and found["verdict"] == "wrong":
+            names -= WITH_TENSORFLOW
     if arguments.json:
         variables = {name: os.environ[name] for name in sorted(os.environ) if SHOWN.match(name)}
         facts = {"keras_multigpu": __version__, "platform": platform.platform()}
         print(json.dumps({**facts, "variables": variables, "checks": answers}, indent=1))
     return int(any(each["verdict"] == "wrong" for each in answers))
-
-
-def choose_checks(arguments: argparse.Namespace) -> list[str]:
-    """The names of the checks to run, in the order of `CHECKS`."""
-    asked = [name for name in arguments.only.split(",") if name] or [*CHECKS]
-    if unknown := {*asked} - {*CHECKS}:
-        raise usage_error(
-            f"There is no check named {', '.join(sorted(unknown))}.",
-            f"Expected some of {', '.join(CHECKS)}.",
-            only=arguments.only,
-        )
-    if {*asked} & {*WITH_TENSORFLOW}:
-        asked = [*asked, "tensorflow"]
-    return [name for name in CHECKS if name in asked]
-
-
-def is_fatal(answer: dict[str, Any]) -> bool:
-    """Whether this answer rules out all checks that need TensorFlow."""
-    return answer["check"] == "tensorflow" and answer["verdict"] == "wrong"
 
 
 def answer_of_child(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -161,10 +146,3 @@ def answer(arguments: argparse.Namespace) -> None:
     print("\n" + json.dumps(line), flush=True)
     # A device that hangs would hang again during the shutdown.
     os._exit(0)
-
-
-def in_lines(found: dict[str, Any]) -> str:
-    wrapped = textwrap.TextWrapper(100, break_on_hyphens=False, subsequent_indent=" " * 18)
-    texts = [f"{found['check']:<12}{found['verdict']:<6}{found['says']}"]
-    texts += [f"{'':<18}-> {found['do']}"] if found["do"] else []
-    return "\n".join(wrapped.fill(printable(text)) for text in texts)

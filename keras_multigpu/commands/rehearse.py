@@ -2,15 +2,19 @@
 
 import argparse
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import printable
 from keras_multigpu.cluster.managers import find_cluster
 from keras_multigpu.cluster.this_machine import share_out, visible_gpus
-from keras_multigpu.commands.usage import UsageError, at_least, check_script_or_module, usage_error
-from keras_multigpu.rehearsal.findings import Finding, Notes
+from keras_multigpu.commands.usage import (
+    UsageError,
+    at_least,
+    check_script_or_module,
+    in_lines,
+    usage_error,
+)
+from keras_multigpu.rehearsal.findings import Notes
 from keras_multigpu.rehearsal.rehearse import rehearse
 
 
@@ -54,14 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
         if isinstance(found, int):
             return found
         if not (cluster and cluster[1].index):
-            print("\n" + "\n".join(map(in_lines, found)))
+            print()
+            for each in found:
+                start = f"{each.where:<9}{each.check:<17}{each.verdict:<8}"
+                print(in_lines(start, each.says, each.do))
         if Notes(folder).read("unguarded"):
             print("This system has no Landlock: what C++ and other programs wrote was not watched.")
     return int(any(each.verdict == "fails" for each in found))
-
-
-def in_lines(found: Finding) -> str:
-    wrapped = textwrap.TextWrapper(100, break_on_hyphens=False, subsequent_indent=" " * 34)
-    texts = [f"{found.where:<9}{found.check:<17}{found.verdict:<8}{found.says}"]
-    texts += [f"{'':<34}-> {found.do}"] if found.do else []
-    return "\n".join(wrapped.fill(printable(text)) for text in texts)

@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import error_of, problem
+from keras_multigpu.checks import error_of, printable, problem
 
 
 class UsageError(Exception):
@@ -117,6 +118,14 @@ def load(argument: str, name: str) -> Callable[..., Any]:
             name=name,
         ) from error
     return function
+
+
+def in_lines(start: str, says: str, do: str) -> str:
+    """A line of a report, wrapped beside its first columns, and below it what to do."""
+    indent = " " * len(start)
+    wrapped = textwrap.TextWrapper(100, break_on_hyphens=False, subsequent_indent=indent)
+    texts = [f"{start}{says}", f"{indent}-> {do}"]
+    return "\n".join(wrapped.fill(printable(text)) for text in texts[: 2 if do else 1])
 
 
 def images_of(folder: str) -> tuple[str, Any]:
