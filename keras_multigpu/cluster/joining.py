@@ -105,9 +105,13 @@ def join_workers(resolver: Any) -> tf.distribute.Strategy:
         _let_sums_overlap()
         cluster_internals.watch_heartbeats(len(cluster.workers), wanted.heartbeat_timeout)
         with cluster_internals.cpu_devices(wanted.cpu_devices):
-            strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                cluster_resolver=resolver, communication_options=options
-            )
+            try:
+                strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                    cluster_resolver=resolver, communication_options=options
+                )
+            except tf.errors.UnknownError as error:
+                what = meeting.name_taken_port(cluster.workers, cluster.index, error.message)
+                raise RuntimeError(what) from error
     cluster_internals.heed_sigterm()
     failures.report_at_exit(cluster.workers, cluster.index)
     keep_to_loopback(cluster)  # It listens by now.

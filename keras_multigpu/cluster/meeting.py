@@ -4,8 +4,8 @@
     worker 2 ── hello ─────────────────────────┴──> chief, at its port of the cluster
     worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and agree
 
-Each worker holds its own port until "go", then leaves it to TensorFlow. The connections stay open,
-see `joint_start`. One that breaks before "go" is dropped: its worker may have been restarted.
+The connections stay open, see `joint_start`. One that breaks before "go" is dropped: its worker may
+have been restarted.
 """
 
 import contextlib
@@ -30,9 +30,6 @@ SILENT = 3 * LATE
 
 POLL = 0.05
 """Seconds between two looks at all connections."""
-
-FREED = 2.0
-"""Seconds that a restarted worker waits for its port to become free."""
 
 UNKNOWN = 100
 """How many connections without a hello may be open at a time."""
@@ -166,7 +163,9 @@ class Chief:
         try:
             server = listen_as_chief(self._workers)
         except OSError as error:
-            what = ask_chief(self._workers, self._own) or name_taken_port(self._workers, 0, error)
+            what = ask_chief(self._workers, self._own) or name_taken_port(
+                self._workers, 0, os.strerror(error.errno or 0)
+            )
             raise RuntimeError(what) from error
         with server:
             server.setblocking(False)
@@ -281,22 +280,16 @@ def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Connection]:
     """Call the chief until it says that all are there, and return the connection to it."""
     waiting = Waiting(name_of(workers, own.worker), names_of(workers))
     began = time.monotonic()
-    with contextlib.ExitStack() as held:
-        try:
-            if not own.failure:
-                held.enter_context(hold_port(place_of(workers[own.worker])[1]))
-        except OSError as error:
-            own = own._replace(failure=name_taken_port(workers, own.worker, error))
-        while True:
-            hint = ""
-            with contextlib.suppress(OSError):
-                if connection := wait_for_go(workers, own, waiting):
-                    return {0: connection}
-                hint = NOT_THE_CHIEF.format(workers[0])
-            if own.failure and time.monotonic() - began > LATE:
-                raise RuntimeError(own.failure)
-            waiting.warn([0], hint)
-            time.sleep(POLL)
+    while True:
+        hint = ""
+        with contextlib.suppress(OSError):
+            if connection := wait_for_go(workers, own, waiting):
+                return {0: connection}
+            hint = NOT_THE_CHIEF.format(workers[0])
+        if own.failure and time.monotonic() - began > LATE:
+            raise RuntimeError(own.failure)
+        waiting.warn([0], hint)
+        time.sleep(POLL)
 
 
 def wait_for_go(workers: Sequence[str], own: Hello, waiting: Waiting) -> Connection | None:
@@ -382,9 +375,9 @@ def name_difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
     return ""
 
 
-def name_taken_port(workers: Sequence[str], index: int, error: OSError) -> str:
+def name_taken_port(workers: Sequence[str], index: int, reason: str) -> str:
     return problem(
-        f"{name_of(workers, index).capitalize()} cannot bind its port: {error.strerror}.",
+        f"{name_of(workers, index).capitalize()} cannot bind its port: {reason}.",
         "Expected no other program to listen there, on the machine of that worker.",
         "End the process that has it (`ss -ltnp` names it), or choose another port in TF_CONFIG, "
         "on all workers.",
@@ -392,32 +385,9 @@ def name_taken_port(workers: Sequence[str], index: int, error: OSError) -> str:
     )
 
 
-def hold_port(port: int) -> socket.socket:
-    """A socket that holds a port at every address, as TensorFlow will, without listening."""
-    latest = time.monotonic() + FREED
-    while True:
-        held = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
-        try:
-            # Otherwise a port whose connections have just ended counts as taken.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if held.family == socket.AF_INET6:
-                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            held.bind(("", port))
-            # If it stayed set another process could bind the port too.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-            return held
-        except OSError:
-            held.close()
-            if time.monotonic() > latest:
-                raise
-        time.sleep(POLL)
-
-
 def listen_as_chief(workers: Sequence[str]) -> socket.socket:
     """Listen at the chief's port, for this machine alone if all workers are on it."""
     host, port = place_of(workers[0])
-    # TensorFlow will need the port at every address.
-    hold_port(port).close()
     if all_on_loopback(workers):
         family = socket.getaddrinfo(host, 0)[0][0]
         return socket.create_server((host, port), family=family)

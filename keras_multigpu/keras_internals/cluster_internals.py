@@ -99,7 +99,8 @@ def enabling(library: Any) -> Callable[[Any, bytes], None]:
             enable(pointer_in(handle, None), server, len(server), status)
             if code := library.TF_GetCode(status):
                 message = library.TF_Message(status).decode(errors="replace")
-                raise tf.errors.exception_type_from_error_code(code)(None, None, message)
+                kind = tf.compat.v1.errors.exception_type_from_error_code(code)
+                raise kind(None, None, message)
         finally:
             library.TF_DeleteStatus(status)
 

@@ -172,21 +172,14 @@ def test_two_chiefs_are_named(addresses, started, monkeypatch):
     assert ended[0].startswith(f"Two processes claim to be worker 0 ({addresses[0]})")
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
-    """All workers name it, before TensorFlow starts."""
-    monkeypatch.setattr(meeting, "FREED", 0)
-    with socket.create_server(("", place_of(addresses[index])[1])):
-        ended = started(addresses, index)
-        if index:
-            started(addresses, 0)
-            started(addresses, 2)
-        wait_until(lambda: len(ended) == (3 if index else 1))
-    (what,) = set(ended.values())
-    assert what.startswith(
-        f"Worker {index} ({addresses[index]}) cannot bind its port: Address already in use. "
+def test_a_port_of_the_chief_that_is_taken_is_named(addresses, started):
+    with socket.create_server(place_of(addresses[0])):
+        ended = started(addresses, 0)
+        wait_until(lambda: ended)
+    assert ended[0].startswith(
+        f"Worker 0 ({addresses[0]}) cannot bind its port: Address already in use. "
     )
-    assert what.endswith(f"Received: address='{addresses[index]}'")
+    assert ended[0].endswith(f"Received: address='{addresses[0]}'")
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -214,21 +207,6 @@ def test_workers_wait_while_another_program_has_the_port_of_the_chief(addresses,
     started(addresses[:2], 0)
     wait_until(lambda: len(ended) == 2)
     assert set(ended.values()) == {"all are there"}
-
-
-def test_a_worker_holds_its_port_while_it_waits(addresses, started):
-    ended = started(addresses[:2], 1)
-
-    def is_held():
-        with contextlib.suppress(OSError):
-            socket.create_server(("", place_of(addresses[1])[1])).close()
-            return False
-        return True
-
-    wait_until(is_held)
-    started(addresses[:2], 0)
-    wait_until(lambda: len(ended) == 2)
-    assert not is_held()
 
 
 @pytest.mark.parametrize(
@@ -289,3 +267,20 @@ def test_a_waiting_worker_can_be_ended(addresses):
         visitor(addresses[0]).close()
         os.kill(worker.processes[0].pid, SIGTERM)
         assert worker.wait() == [-SIGTERM]
+
+
+@pytest.mark.slow
+def test_a_port_of_a_worker_that_is_taken_is_named(addresses):
+    """By that worker; the chief says that it is gone."""
+    cluster = {"worker": addresses[:2]}
+    each = [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": n}})}
+        for n in (0, 1)
+    ]
+    script = Path(__file__).with_name("joining_worker.py")
+    with socket.create_server(("", place_of(addresses[1])[1])):
+        with Workers(script, 2, of_each=tuple(each)) as workers:
+            assert workers.wait() == [1, 1]
+            said = [workers.output(n) for n in (0, 1)]
+    assert f"WorkerFailure: worker 1 ({addresses[1]}) is gone. " in said[0]
+    assert f"RuntimeError: Worker 1 ({addresses[1]}) cannot bind its port: Could not" in said[1]
