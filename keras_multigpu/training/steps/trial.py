@@ -56,8 +56,11 @@ def tried(tensor: Any, before: np.ndarray | None = None) -> Tried:
         return Tried(value)
     rounded = 8 * float(ml_dtypes.finfo(value.dtype).eps) * largest_of(value)
     kept = in_float32(value)
+    # A variable of an unknown shape, such as a queue that grows, may have another one now.
+    if before is None or before.shape != kept.shape:
+        return Tried(kept, rounded)
     # A change of float32 fits float32: large models have many.
-    return Tried(kept if before is None else kept - in_float32(before), rounded)
+    return Tried(kept - in_float32(before), rounded)
 
 
 def sample(value: Tried) -> Tried:

@@ -79,6 +79,25 @@ def test_nothing_of_the_trial_is_kept():
     assert int(model.optimizer.iterations) == 3
 
 
+class Growing(keras.Sequential):
+    """Keeps the outputs of all steps in a variable that grows."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.kept = tf.Variable(tf.zeros((0, 3)), shape=(None, 3), trainable=False)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.kept.assign(tf.concat([self.kept, y_pred], axis=0))
+        return tf.reduce_mean(y_pred**2) + tf.reduce_mean(self.kept) ** 2
+
+
+def test_a_variable_may_change_its_shape():
+    expected, one = trained(0, Growing)
+    found, model = trained(2, Growing, on_inexact="error")
+    assert_close([*found, model.kept.numpy()], [*expected, one.kept.numpy()])
+    assert not any(alone(model))
+
+
 def test_a_false_rule_is_found_with_micro_batches_of_unknown_length(false_rule):
     model = Ordered([keras.Input((None, 5)), keras.layers.Dense(3)])
     model = kmg.distribute(model, devices=2, on_inexact="error")
