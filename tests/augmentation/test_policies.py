@@ -62,9 +62,10 @@ EXACT = {"identity", "equalize", "solarize", "posterize"}
 
 
 def each(table, picture):
-    """Operation, magnitude, and what it makes of the picture: all in one batch."""
+    """Operation, magnitude, and what it makes of the picture: all in one batch, out of order."""
     pairs = [(name, size) for name, (_, sizes) in table.items() for size in sizes]
-    names, sizes = zip(*pairs, strict=True)
+    order = np.random.default_rng(1).permutation(len(pairs))
+    names, sizes = zip(*(pairs[place] for place in order), strict=True)
     images = np.repeat(np.asarray(picture, np.float32)[None], len(pairs), axis=0)
     results = TrivialAugment().apply(images, one_step(names, sizes)).numpy()
     return zip(names, sizes, results, strict=True)

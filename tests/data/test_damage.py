@@ -13,7 +13,6 @@ from helpers.picture_files import encoded, picture
 
 import keras_multigpu as kmg
 from keras_multigpu.data import from_files
-from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.training.loops import with_gaps
 
@@ -147,7 +146,7 @@ def test_what_the_machine_cannot_read_now_is_not_skipped(number, kind, tmp_path,
     with pytest.raises(tf.errors.OpError, match=f"not be read: {os.strerror(number)}") as error:
         list(batches.epoch(0))
     assert batches.quarantine == []
-    assert isinstance(batches.reading().failure_in(error.value), Unreachable)
+    assert isinstance(batches.reading().failure_in(error.value), OSError)
 
 
 def test_the_failure_that_ended_reading_is_found_among_several():

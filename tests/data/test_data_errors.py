@@ -8,7 +8,6 @@ import tensorflow as tf
 from helpers.small_image_files import write_images, write_numbers, write_two_classes
 
 import keras_multigpu as kmg
-from keras_multigpu.data.decoding.decoder import ImageDecoder
 
 Slices = tf.data.Dataset.from_tensor_slices
 NAN, INF = float("nan"), float("inf")
@@ -85,8 +84,8 @@ def table(content, **settings):
     return call
 
 
-def decoder(*size, **settings):
-    return lambda place: ImageDecoder(*(size or [(8, 8)]), **settings)
+def sized(image_size):
+    return directory(image_size=image_size)
 
 
 RAGGED = np.empty(2, object)
@@ -166,19 +165,25 @@ SETTINGS = [
     (of_ten(lambda ten: ten.with_(global_batch_size=16, remainder="drop").epoch(0)), "do not fill"),
     (arrays(np.ones(3), np.ones(3) / 2, balance="oversample"), "`balance` needs classes"),
     (lambda place: source(np.ones((3, 2)), **FEW)(place).class_counts, "a name.*at least 3 "),
-    (decoder(None), NO_SIZE),
-    (decoder(0), NO_SIZE),
-    (decoder(2.5), NO_SIZE),
-    (decoder((224, 224, 3)), NO_SIZE),
-    (decoder((5.5, 5)), NO_SIZE),
-    (decoder("ab"), NO_SIZE),
-    (decoder({0: 8, 2: None}), NO_SIZE),
-    (decoder({1: 8}), "does not say which size each epoch has.*image_size={0: 128, 10: 224}"),
-    (decoder({0: 8, "2": 9}), "does not say which size each epoch has"),
+    (sized(None), NO_SIZE),
+    (sized(0), NO_SIZE),
+    (sized(2.5), NO_SIZE),
+    (sized((224, 224, 3)), NO_SIZE),
+    (sized((5.5, 5)), NO_SIZE),
+    (sized("ab"), NO_SIZE),
+    (sized({0: 8, 2: None}), NO_SIZE),
+    (sized({1: 8}), "does not say which size each epoch has.*image_size={0: 128, 10: 224}"),
+    (sized({0: 8, "2": 9}), "does not say which size each epoch has"),
     (directory(image_size={0: 4, 1: 8}, cache="memory"), "change their size with the epoch"),
-    (decoder(color_mode="bgr"), "`color_mode` has an unknown value. Expected one of 'grayscale'"),
-    (decoder(interpolation="cubic"), "`interpolation` has an unknown value. Expected one of 'bil"),
-    (decoder(resize="center"), "`resize` has an unknown value. Expected one of 'stretch', 'crop'"),
+    (directory(color_mode="bgr"), "`color_mode` has an unknown value. Expected one of 'grayscale'"),
+    (
+        directory(interpolation="cubic"),
+        "`interpolation` has an unknown value. Expected one of 'bil",
+    ),
+    (
+        directory(resize="center"),
+        "`resize` has an unknown value. Expected one of 'stretch', 'crop'",
+    ),
 ]
 ARRAYS = [
     (arrays(np.zeros((3, 1)), np.zeros(4)), "different numbers of examples"),

@@ -9,7 +9,6 @@ from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data import Batches
-from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(29, 8)).astype("float32")
@@ -126,9 +125,9 @@ def test_evaluation_and_prediction_keep_the_order_of_the_source():
 @pytest.mark.slow
 def test_a_damaged_example_is_named():
     model, batches = compiled(2), Batches(Torn(X, Y, {3}), global_batch_size=8)
-    with pytest.raises(DamagedExample, match="page 3 cannot be read: torn in two"):
+    with pytest.raises(ValueError, match="page 3 cannot be read: torn in two"):
         model.fit(batches, verbose=0)
-    with pytest.raises(DamagedExample, match="page 3"):
+    with pytest.raises(ValueError, match="page 3"):
         compiled(2, steps_per_execution=2).fit(batches, verbose=0)
     with pytest.raises(tf.errors.OpError, match="page 3 cannot be read: torn in two"):
         list(batches.epoch(0))

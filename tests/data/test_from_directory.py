@@ -5,7 +5,6 @@ import os
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers.small_image_files import content, write_image, write_images, write_two_classes
 
 from keras_multigpu.data import from_directory
@@ -41,14 +40,6 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_classes(tmp_path_factory):
     return write_two_classes(tmp_path_factory.mktemp("two_classes"))
-
-
-def by_image(dataset):
-    images, *labels = content(dataset)
-    labels = labels[0] if labels else np.zeros(len(images))
-    found = {image.tobytes(): label.tolist() for image, label in zip(images, labels, strict=True)}
-    assert len(found) == len(images)
-    return found
 
 
 def of_keras(folder, **arguments):
@@ -87,12 +78,6 @@ def test_images_labels_and_order_match_keras(photos, two_classes, arguments):
         assert label.shape[1:] == expected_label.shape[1:]
 
 
-def test_a_shuffled_epoch_has_the_same_examples(photos):
-    batches = ours(photos, seed=3)
-    assert by_image(batches.epoch(0)) == by_image(of_keras(photos, seed=3))
-    assert by_image(batches.epoch(1)) == by_image(batches.epoch(0))
-
-
 def test_links_are_followed_as_in_keras(tmp_path):
     """A class that is a link, a linked folder in a class, and a linked file."""
     write_images(tmp_path / "elsewhere", ["a.png", "b.png", "deep/c.png"])
@@ -115,32 +100,10 @@ def test_a_link_to_its_own_folder_is_not_followed_and_a_broken_one_is_damage(tmp
     batches = ours(tmp_path, on_error="skip")
     assert batches.class_counts == {"cat": 1, "dog": 2}
     with pytest.warns(UserWarning, match="1 damaged example: .*broken.png"):
-        assert len(by_image(batches.epoch(0))) == 2
+        assert len(content(batches.epoch(0))[0]) == 2
 
 
 # What `Batches` offers.
-
-
-def test_images_are_uint8_of_the_size_asked_for(two_classes):
-    batches = from_directory(two_classes, image_size=6, verbose=False)
-    images, labels = batches.epoch(0).element_spec
-    assert (images.shape[1:], images.dtype) == ((6, 6, 3), tf.uint8)
-    assert (labels.shape[1:], labels.dtype) == ((), tf.int32)
-
-
-def test_a_random_crop_differs_from_epoch_to_epoch_and_can_be_replayed(tmp_path):
-    rows = np.arange(64, dtype=np.uint8)
-    image = np.stack(np.broadcast_arrays(rows[:, None] * 4, rows * 4, rows * 0), axis=-1)
-    for name, encode in (("a/1.jpg", tf.io.encode_jpeg), ("b/2.png", tf.io.encode_png)):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(encode(image).numpy())
-    batches = from_directory(
-        tmp_path, image_size=16, resize="random_crop", shuffle=False, verbose=False
-    )
-    first, again, second = (content(batches.epoch(number))[0] for number in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    for row in range(2):
-        assert not np.array_equal(first[row], second[row])
 
 
 def test_evaluation_crops_the_center(tmp_path):

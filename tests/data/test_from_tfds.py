@@ -12,8 +12,6 @@ import tensorflow as tf
 from helpers.processes_left import PATIENCE
 
 from keras_multigpu.data import from_files, from_tfds
-from keras_multigpu.data.sources import tfds_preparation as tfds_preparation
-from keras_multigpu.data.sources.tfds_splits import TfdsRecords, TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builder = pytest.importorskip("helpers.tfds_builder")
@@ -157,16 +155,17 @@ def test_images_are_decoded_like_files(prepared, tmp_path, kind="records"):
 
 def test_missing_data_is_prepared_once(tmp_path):
     made = from_tfds("spots", "test", data_dir=tmp_path)
-    assert isinstance(made.reading().source, TfdsRecords)
+    assert made.take(3).num_examples == 3
     (info,) = tmp_path.glob("spots/1.0.0/dataset_info.json")
     written = info.stat().st_mtime_ns
-    assert isinstance(from_tfds("spots", "test", data_dir=tmp_path).reading().source, TfdsRecords)
+    assert from_tfds("spots", "test", data_dir=tmp_path).take(3).num_examples == 3
     assert info.stat().st_mtime_ns == written
 
 
 def test_a_builder_prepares_in_its_own_format(tmp_path):
     builder = tfds_builder.Spots(data_dir=tmp_path, file_format="tfrecord")
-    assert isinstance(from_tfds(builder, "test").reading().source, TfdsStream)
+    with pytest.raises(ValueError, match="was called on a stream"):
+        from_tfds(builder, "test").take(3)
 
 
 @pytest.mark.slow
@@ -177,19 +176,17 @@ def test_only_one_process_prepares_the_data(tmp_path, monkeypatch, caplog):
     """
     monkeypatch.setenv("TFDS_BUILDER_NOTES", str(tmp_path / "notes"))
     (tmp_path / "data").mkdir()
-    builders = [tfds_preparation.find_builder("spots", tmp_path / "data") for _ in range(2)]
     begin = threading.Barrier(2)
 
-    def prepare(builder):
+    def prepare(_):
         begin.wait(PATIENCE)
-        tfds_preparation.prepare(builder, is_own=True)
-        return builder.info.splits["train"].num_examples
+        return from_tfds("spots", "train", data_dir=tmp_path / "data").num_examples
 
     with (
         ThreadPoolExecutor(2) as threads,
         caplog.at_level(logging.INFO, "keras_multigpu"),
     ):
-        assert list(threads.map(prepare, builders)) == [23, 23]
+        assert list(threads.map(prepare, range(2))) == [23, 23]
     # Once for each of the two splits.
     assert (tmp_path / "notes").read_text() == "generated\n" * 2
     assert caplog.text.count("Another process is preparing") == 1
@@ -255,4 +252,4 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         from_tfds(tfds_builder.Spots(data_dir=tmp_path), "train", data_dir=tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match="Run `pip install tensorflow-datasets"):
-        tfds_preparation.import_tfds()
+        from_tfds("spots", "train", data_dir=tmp_path)

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.data import from_arrays, from_dataset, from_files
-from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
 
@@ -217,7 +216,7 @@ def test_a_notebook_shows_the_figure_without_a_file(tmp_path, monkeypatch):
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "bad.png").write_bytes(b"")
-    with pytest.raises(DamagedExample, match=r"bad\.png cannot be read: it is empty"):
+    with pytest.raises(ValueError, match=r"bad\.png cannot be read: it is empty"):
         from_files([str(tmp_path / "bad.png")], image_size=8).preview()
 
 

@@ -13,7 +13,6 @@ from helpers.stopped_runs import StopAt, Stopped
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
-from keras_multigpu.data.pipeline.order import Order
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("cv2")
@@ -160,7 +159,8 @@ def test_each_source_keeps_the_order_it_promises(row):
     assert [sorted(joined(epoch)) for epoch in epochs] == [list(range(COUNT))] * 2
 
     source = joined(numbers(batches.evaluation().epoch(0)))
-    full = np.array(source)[Order(COUNT, seed=1).examples(1, np.arange(COUNT))[0]].tolist()
+    order = kmg.data.from_arrays(np.arange(COUNT), seed=1, global_batch_size=COUNT)
+    full = np.array(source)[next(iter(order.epoch(1)))].tolist()
     assert (joined(epochs[1]) == full) is (cells["shuffle"] == "full")
     assert (joined(epochs[1]) == source) is (cells["shuffle"] == "none")
     assert (epochs[0] == epochs[1]) is (cells["shuffle"] == "none")
