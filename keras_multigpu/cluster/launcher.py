@@ -24,14 +24,8 @@ from keras_multigpu.processes.groups import POLL, Groups, Interrupts
 LAST_LINES = 20
 """How many lines of a failed worker are repeated at the end."""
 
-PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
-"""What a worker prints if another process has taken its port since it was found free."""
-
 NAMED = re.compile(r"WorkerFailure: worker (\d+) \(")
 """Finds which worker another one blames, such as one that is frozen or ends more slowly."""
-
-OTHER_PORTS = 3
-"""How many times in a row other ports are tried."""
 
 SOON = 120.0
 """Seconds after a start within which a worker that fails is left out of the next start."""
@@ -77,7 +71,6 @@ class Failure:
         lines: What the worker that failed printed last.
         worker: The worker that failed first.
         is_blamed: Whether another one has named it.
-        took_port: Whether another process has taken the worker's port.
     """
 
     what: str
@@ -85,7 +78,6 @@ class Failure:
     lines: list[str]
     worker: int
     is_blamed: bool
-    took_port: bool
 
 
 class Worker:
@@ -116,7 +108,6 @@ class Worker:
             lines,
             [*named, self.index][0],
             bool(named) and named[0] != self.index,
-            any(text in line for line in lines for text in PORT_IS_TAKEN),
         )
 
     def _write(self, line: str) -> None:
@@ -163,7 +154,7 @@ def launch(
         max_restarts: How many times all are started again.
         grace: Seconds that workers have to end.
     """
-    starts = restarts = other_ports = 0
+    restarts = 0
     out: set[int] = set()
     with Interrupts(ENDING) as interrupts:
         printer = Printer(interrupts)
@@ -171,24 +162,19 @@ def launch(
             places = [place for place in range(count) if place not in out]
             began = time.monotonic()
             try:
-                group = commands(starts, places)
+                group = commands(restarts, places)
                 failure = run_once(group, printer, interrupts, grace)
             except KeyboardInterrupt:  # The second signal; by now all are killed.
                 failure = None
-            starts += 1
             if interrupts.first is not None:
                 say(f"all workers were ended by {interrupts.first.name}.")
                 return 128 + interrupts.first
             if failure is None:
                 return 0
-            if failure.took_port and other_ports < OTHER_PORTS:
-                other_ports += 1
-                say(f"the port of a worker was taken ({failure.what}); trying others.")
-                continue
             if restarts == max_restarts:
                 say("\n    ".join([f"{failure.what}. Its last lines:", *failure.lines]))
                 return failure.code
-            restarts, other_ports = restarts + 1, 0
+            restarts += 1
             if time.monotonic() - began <= SOON:
                 out.add(places[failure.worker])
             else:

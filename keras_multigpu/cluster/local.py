@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import require_positive_integer, runtime_error
-from keras_multigpu.cluster.launcher import (
-    OTHER_PORTS,
-    Failure,
-    Printer,
-    on_this_machine,
-    run_once,
-)
+from keras_multigpu.cluster.launcher import Failure, Printer, on_this_machine, run_once
 from keras_multigpu.cluster.this_machine import share_out, visible_gpus
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Interrupts
@@ -69,13 +63,8 @@ def local(
             new_process.code(functions.CALL_OR_FAIL, str(question), str(reply)) for reply in replies
         ]
         with Interrupts([signal.SIGINT]) as interrupts:
-            printer = Printer(interrupts)
-            for _ in range(1 + OTHER_PORTS):
-                workers = on_this_machine(commands, variables)
-                failure = run_once(workers, printer, interrupts, GRACE)
-                if failure is None or not failure.took_port:
-                    break
-                printer.print("The port of a worker was taken. Starting all again on others.")
+            workers = on_this_machine(commands, variables)
+            failure = run_once(workers, Printer(interrupts), interrupts, GRACE)
         if interrupts.first is not None:
             # All workers have ended by now.
             raise KeyboardInterrupt

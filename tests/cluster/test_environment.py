@@ -25,17 +25,6 @@ def task(role, index, **cluster):
     return {"cluster": cluster, "task": {"type": role, "index": index}}
 
 
-@pytest.mark.parametrize(
-    ("role", "index", "expected"),
-    [
-        ("worker", 0, Cluster(("b:2", "c:3"), 0)),
-        ("worker", 1, Cluster(("b:2", "c:3"), 1)),
-    ],
-)
-def test_a_worker_knows_its_place(config, role, index, expected):
-    assert config(task(role, index, worker=["b:2", "c:3"])).cluster == expected
-
-
 @pytest.mark.parametrize("chief", ["chief", "master"])
 def test_a_chief_comes_before_the_workers(config, chief):
     cluster = {chief: ["a:1"], "worker": ["b:2", "c:3"]}
@@ -76,23 +65,18 @@ def test_a_tf_config_without_a_cluster_means_one_process(config, value):
     [
         ("{", "is not JSON"),
         ([], "no object as its `cluster`"),
-        ("text", "is not JSON"),
         ('"worker"', "no object as its `cluster`"),
-        ({"cluster": ["a:1"]}, "no object as its `cluster`"),
         (task("worker", 0, worker="a:1"), "no list of addresses for 'worker'"),
         (task("worker", 0, worker={"0": "a:1"}), "enableDynamicWorker"),
         ('{"cluster": ' * 20_000 + "{}" + "}" * 20_000, "is not JSON that can be read"),
         ('{"cluster": {"worker": ["a:1"]}, "x": ' + "9" * 5_000 + "}", "is not JSON that can be"),
         (task("worker", "9" * 5_000, worker=["a:1"]), "which `task` this process is"),
-        (task("worker", 0, worker=["a"]), "'a', which is not `host:port`"),
         (task("worker", 0, worker=["a:b c:1"]), "'a:b c:1', which is not `host:port`"),
-        (task("worker", 0, worker=["a:1/"]), "'a:1/', which is not `host:port`"),
         (task("worker", 0, worker=["a:1\n"]), "which is not `host:port`"),
         (task("worker", 0, worker=["a:" + "9" * 5_000]), "which is not `host:port`"),
         (task("worker", 0, worker=["a:99999"]), "'a:99999', which is not `host:port` .1 to 65535"),
         (task("worker", 0, worker=["a:0"]), "'a:0', which is not `host:port` .1 to 65535"),
         (task("worker", 0, worker=["http://a:1"]), "'http://a:1', which is not `host:port`"),
-        (task("worker", 0, worker=["grpc://a:1"]), "'grpc://a:1', which is not `host:port`"),
         (task("worker", 0, worker=[1]), "1, which is not `host:port`"),
         (task("worker", 0, worker=["a:1", "a:1"]), "an address twice"),
         (task("chief", 0, chief=["a:1", "b:2"]), "more than one chief"),
@@ -101,8 +85,6 @@ def test_a_tf_config_without_a_cluster_means_one_process(config, value):
         (task("worker", None, worker=["a:1"]), "which `task` this process is"),
         (task("worker", True, worker=["a:1"]), "which `task` this process is"),
         (task("worker", 1, worker=["a:1"]), "no 'worker' number 1"),
-        (task("worker", -1, worker=["a:1"]), "no 'worker' number -1"),
-        (task("chief", 0, worker=["a:1"]), "no 'chief' number 0"),
     ],
 )
 def test_a_bad_tf_config_is_refused_with_a_reason(config, value, what):

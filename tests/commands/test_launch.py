@@ -109,8 +109,6 @@ def test_the_first_failure_ends_all_workers(script):
     assert not any(map(lives, pids()))
 
 
-PORT = "say('E0000 Address already in use')\nsys.exit(1 if started() < {} else 0)"
-TAKEN = "the port of a worker was taken (worker 0 ended with code 1); trying others."
 AGAIN = "worker 0 ended with code 5; starting all again ({} of 2)."
 
 
@@ -130,9 +128,6 @@ AGAIN = "worker 0 ended with code 5; starting all again ({} of 2)."
             5,
             [AGAIN.format(1), AGAIN.format(2), "worker 0 ended with code 5. Its last lines:"],
         ),
-        # Other ports are tried, but not forever, and count as no restart.
-        (["1"], PORT.format(2), 0, [TAKEN] * 2),
-        (["1"], PORT.format(9), 1, [TAKEN] * 3 + ["worker 0 ended with code 1. Its last lines:"]),
     ],
 )
 def test_the_launcher_ends_with_its_workers(script, words, body, code, said):
