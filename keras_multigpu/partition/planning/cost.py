@@ -284,9 +284,9 @@ class CostFinder:
         op = action.op
         assert op is not None
         takes = action.takes[int(op.type == BRANCH) :]
+        if op.type == LOOP:
+            times = times * iterations_of(op, part.facts)
         for inner in part.inner(op):
-            if op.type == LOOP and inner is part.inner(op)[0]:
-                times = times * iterations_of(op, part.facts)
             inputs = inner.planned.program.inputs
             whole = [own for each, own in zip(takes, inputs, strict=False) if each in gathered]
             self.add(inner, times, whole, [*inputs, *inner.numbers] if waits else ())

@@ -276,7 +276,7 @@ class Part:
         need: Layout,
         after: Key | None = None,
     ) -> Key:
-        is_list = isinstance(have, Items)
+        is_list = isinstance(have, Items) or isinstance(need, Items)
         if have == need or (is_list and not are_exchanged([have], [need])):
             return key
         is_scattered = tensor in self.planned.scattered and is_sharded(need)
