@@ -559,7 +559,11 @@ PUBLISHED = [
         data=lambda: made.classes(12),
         gathers="ResourceScatterNdAdd StridedSlice",
     ),
-    layered("along the batch", steps.sequential(steps.AlongTheBatch), gathers="Softmax"),
+    layered(
+        "along the batch",
+        steps.sequential(steps.AlongTheBatch, lambda: layers.Dense(8)),
+        gathers="Softmax",
+    ),
 ]
 
 CALLBACKS = [

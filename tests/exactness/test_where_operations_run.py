@@ -49,7 +49,7 @@ def audits(case: Case, tmp_path) -> tuple[Audit, Audit]:
         batch_size, data = case.batch_size, case.data()
         arguments = {**case.fit(tmp_path), "epochs": 1, "verbose": 0, "shuffle": False}
         # CPUs, which are taken for GPUs, have kernels that end the process if a share is empty.
-        rows = len(keras.tree.flatten(data)[0]) // batch_size * batch_size
+        rows = len(keras.tree.flatten(data[1])[0]) // batch_size * batch_size
         x, y, weight = keras.tree.map_structure(
             lambda leaf: None if leaf is None else leaf[:rows], data
         )
