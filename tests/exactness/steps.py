@@ -84,12 +84,11 @@ class Learner(keras.Model):
         """The loss of a batch."""
         raise NotImplementedError
 
-    def learn(self, function, weights=None, optimizer=None, change=lambda gradients: gradients):
+    def learn(self, function, weights=None, optimizer=None):
         weights = self.trainable_weights if weights is None else weights
         with tf.GradientTape() as tape:
             loss = function()
-        gradients = change(tape.gradient(loss, weights))
-        (optimizer or self.optimizer).apply(gradients, weights)
+        (optimizer or self.optimizer).apply(tape.gradient(loss, weights), weights)
         return loss
 
     def train_step(self, data):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from exactness import models as made
 from helpers.one_device import assert_as_one_device
 from keras import layers, ops
 
@@ -117,22 +118,18 @@ def compiled_by_xla(place, **options):
     return model.fit(X, Y, **FIT).history, model.get_weights()
 
 
-class Adds(layers.Layer):
-    def call(self, x):
-        self.add_loss(0.1 * ops.mean(ops.square(x)))
-        return x
-
-
 def in_float64(place, **options):
     """Switched on as users do; loss and gradients are float64, too."""
     x, y, weights = X.astype("float64"), Y.astype("float64"), DRAWN_WEIGHTS
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     try:
-        model = place(dense(layers.BatchNormalization(), Adds()))
+        penalized = layers.Dense(4, kernel_regularizer="l2")
+        model = place(dense(penalized, layers.BatchNormalization(), made.OutputPenalty()))
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
         history = model.fit(x, y, sample_weight=weights, **FIT).history
-        return history, model.get_weights(), model.evaluate(x, y, verbose=0)
+        scores = model.evaluate(x, y, sample_weight=weights, verbose=0)
+        return history, model.get_weights(), scores
     finally:
         keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
