@@ -83,8 +83,8 @@ class NaNGuard(RunCallback):
         self._epoch, self._step, self._checked_at = epoch, self.run.step, 0
         # Not earlier: the trial steps of other callbacks do not count.
         self._probe.set({ACTIVE: 1})
-        if not self._step:  # A resumed epoch goes on.
-            self._before = self._probe.read()
+        # In a resumed epoch `ResumableCheckpoint` restores it after this hook.
+        self._before = self._probe.read()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._step = batch + 1
