@@ -37,6 +37,9 @@ class Replica:
         on_cpu: Whether some replicas are CPUs.
         keeps_terms: Whether it has a term of its own of each open sum in a variable; by default
             these are whole.
+
+    Attributes:
+        known: What several operations take, made once.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Replica:
         self._is_apart = not (compiled or on_cpu)
         self.is_first = tf.equal(index, 0)
         self._graph = tf.compat.v1.get_default_graph()
-        self._known: dict[Any, tf.Tensor] = {}
+        self.known: dict[Any, tf.Tensor] = {}
 
     def run(self, op: Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Add an operation of the global graph to the default graph, with these inputs."""
@@ -70,7 +73,7 @@ class Replica:
         """A size as a scalar; a product may be too large for an int32."""
         if isinstance(size, int):
             return tf.constant(size, dtype)
-        if (size, dtype) not in self._known:
+        if (size, dtype) not in self.known:
             # The outermost graph, so that loops and conditions can all use it.
             with self._graph.as_default():
                 terms = []
@@ -79,8 +82,8 @@ class Replica:
                     if coefficient != 1 or not factors:
                         factors.insert(0, tf.constant(coefficient, dtype))
                     terms.append(functools.reduce(operator.mul, factors))
-                self._known[size, dtype] = terms[0] if len(terms) == 1 else tf.add_n(terms)
-        return self._known[size, dtype]
+                self.known[size, dtype] = terms[0] if len(terms) == 1 else tf.add_n(terms)
+        return self.known[size, dtype]
 
     def size_of(self, batch: str | Shard) -> AnySize:
         """How many examples a batch has in all."""
@@ -99,11 +102,11 @@ class Replica:
         """How many rows this replica has of an axis with these blocks."""
         if not blocks:
             return tf.constant(0, tf.int32)
-        if blocks not in self._known:
+        if blocks not in self.known:
             with self._graph.as_default():
                 lengths = [self._times(self.own[batch], factor) for batch, factor in blocks]
-                self._known[blocks] = lengths[0] if len(lengths) == 1 else tf.add_n(lengths)
-        return self._known[blocks]
+                self.known[blocks] = lengths[0] if len(lengths) == 1 else tf.add_n(lengths)
+        return self.known[blocks]
 
     def local_shape(self, shape: tf.Tensor, layout: Layout | None) -> tf.Tensor:
         """The shape of this replica's part of a tensor with this global shape."""
@@ -155,23 +158,23 @@ class Replica:
         found = copy.copy(self)
         with self._graph.as_default():
             found.own = {name: tf.maximum(count, 1) for name, count in self.own.items()}
-        found._known = {}
+        found.known = {}
         return found
 
     def padded(self, tensor: tf.Tensor, layout: Rows) -> tf.Tensor:
         """A tensor in rows as `with_rows` has it; with rows already, it takes no time."""
         shape = [None if at == layout.axis else n for at, n in enumerate(tensor.shape)]
         key = "padding", len(shape), layout
-        if key not in self._known:
+        if key not in self.known:
             with self._graph.as_default():
                 more = self.with_rows.local_length(layout.blocks)
                 more -= self.local_length(layout.blocks)
                 places = [[0, at == layout.axis] for at in range(len(shape))]
-                self._known[key] = tf.constant(places, tf.int32) * more
+                self.known[key] = tf.constant(places, tf.int32) * more
         # Not `Pad`, which TensorFlow fuses with a convolution: oneDNN's kernel for both looks at
         # the rows before padding, and without any returns its input (2.21).
         zero = nothing(tensor.dtype)
-        padded = tf.raw_ops.PadV2(input=tensor, paddings=self._known[key], constant_values=zero)
+        padded = tf.raw_ops.PadV2(input=tensor, paddings=self.known[key], constant_values=zero)
         padded.set_shape(shape)
         return padded
 
@@ -179,13 +182,13 @@ class Replica:
         """The part of a tensor of `with_rows` that is this replica's."""
         rank = tensor.shape.rank
         key = "size", rank, layout
-        if key not in self._known:
+        if key not in self.known:
             with self._graph.as_default():
                 length = self.local_length(layout.blocks)
-                self._known[key] = tf.stack(
+                self.known[key] = tf.stack(
                     [length if at == layout.axis else -1 for at in range(rank)]
                 )
-        return tf.slice(tensor, [0] * rank, self._known[key])
+        return tf.slice(tensor, [0] * rank, self.known[key])
 
     def tensor_of(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
         """A tensor with these sizes as its entries."""
@@ -194,9 +197,9 @@ class Replica:
             # Many operations take the same shapes and axes.
             graph = tf.compat.v1.get_default_graph()
             key = graph, dtype, entries.dtype, entries.shape, entries.tobytes()
-            if key not in self._known:
-                self._known[key] = tf.constant(entries, dtype, shape=value.shape)
-            return self._known[key]
+            if key not in self.known:
+                self.known[key] = tf.constant(entries, dtype, shape=value.shape)
+            return self.known[key]
         scalars = [self.scalar(entry, dtype) for entry in value.ravel()]
         return tf.reshape(tf.stack(scalars), value.shape)
 
