@@ -309,6 +309,10 @@ def test_a_large_array_is_identified_by_a_small_sample():
     other = large.copy()
     other[150, 7] = 1
     assert identify_array(other, whole=True) != identify_array(large, whole=True)
+    narrow = np.zeros(8_000_000, np.float32)
+    before = identify_array(narrow)
+    narrow[100:31_000] = 1  # Between the starts of two of 256 pieces, each 15,625 long.
+    assert identify_array(narrow) != before
     assert identify_array(large[:5, ::2]) == identify_array(np.zeros((5, 64, 1024), np.float32))
 
 
