@@ -134,7 +134,6 @@ def make_cells(
     y: Any,
     class_names: list[str] | None = None,
     box_format: str | None = None,
-    values: tuple[float, float] | None = None,
 ) -> list[Cell]:
     """The images of a batch, with the first mask and boxes drawn and other targets as texts."""
     import keras
@@ -148,7 +147,7 @@ def make_cells(
     labels = [(*path[:-1], name) for path in boxes for name in ("labels", "classes")]
     labels = [path for path in labels if path in targets]
     cells = []
-    for number, image in enumerate(scale_images(images, values)):
+    for number, image in enumerate(scale_images(images)):
         here = {path: leaf[number, ...] for path, leaf in targets.items()}
         texts = []
         for path, value in here.items():
@@ -231,9 +230,9 @@ def value_range(images: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
-def scale_images(images: np.ndarray, values: tuple[float, float] | None = None) -> np.ndarray:
-    """Images scaled to 0..1, where `values` are black and white."""
-    low, high = values or value_range(images)
+def scale_images(images: np.ndarray) -> np.ndarray:
+    """Images scaled to 0..1."""
+    low, high = value_range(images)
     return np.clip((np.nan_to_num(images.astype(np.float32)) - low) / max(high - low, 1e-6), 0, 1)
 
 

@@ -53,14 +53,13 @@ def image_folder(
     files, counts = images_in(folder, classes)
     if not len(files):
         raise no_images(folder, classes)
-    if classes is not None:
+    targets = None
+    if label_mode is not None and classes is not None:
         warn_of_unused_images(folder)
         warn_of_empty_classes(path, classes, counts)
-    targets = None
-    if classes is not None and label_mode is not None:
         numbers = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
         targets = of_classes(numbers, label_mode, classes)
-    elif labels is not None and label_mode is not None:
+    elif label_mode is not None and labels is not None:
         targets = given_classes(labels, label_mode, len(files), path)
     height, width, _ = decoder.shape
     return ImageFiles(files, decoder, targets, name=f"{path}, {height}x{width}")
