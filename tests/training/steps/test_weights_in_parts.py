@@ -1,5 +1,7 @@
 """`shard="weights"`: each replica has its rows of the weights, and no number changes."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -71,16 +73,21 @@ def numbers_of(model):
     return [*model.get_weights(), model.predict(X, verbose=0), evaluated]
 
 
+@functools.cache
+def numbers_of_whole_weights():
+    return numbers_of(trained(None))
+
+
 @pytest.mark.parametrize("is_built", [True, False])
 def test_weights_in_parts_change_no_bit(is_built, tmp_path):
-    """Trained, validated, predicted from, saved and loaded, built before or by `fit`."""
+    """Trained, validated, saved, loaded and whole again; built before, or by `fit`."""
     model = trained("weights", is_built)
     divided = [
         is_in_parts(variable_storage(v)) for v in (*model.weights, *model.optimizer.variables)
     ]
     # Six kernels, with two slots each.
     assert sum(divided) == 6 * 3
-    expected = numbers_of(trained(None))
+    expected = numbers_of_whole_weights()
     assert_equal(numbers_of(model), expected)
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
@@ -89,6 +96,9 @@ def test_weights_in_parts_change_no_bit(is_built, tmp_path):
     again = kmg.distribute(made(), replicas_of(3), shard="weights")
     again.load_weights(tmp_path / "model.weights.h5")
     assert_equal(again.get_weights(), expected[:-2])
+    model = kmg.distribute(model, replicas_of(2))
+    assert not any(is_in_parts(variable_storage(v)) for v in model.weights)
+    assert_equal(model.get_weights(), expected[:-2])
 
 
 def test_two_buckets_are_gathered_at_a_time(monkeypatch):
@@ -114,14 +124,6 @@ def test_a_step_that_needs_whole_weights_says_so_before_it_runs(caplog):
     with pytest.raises(ValueError, match="shape"):
         model.train_on_batch(X[:, 1:], X[:, :1])
     assert "It needs all of what replicas divide at a time: 2.1 MiB." in caplog.text
-
-
-def test_a_model_can_have_whole_weights_again():
-    model = trained("weights")
-    before = model.get_weights()
-    model = kmg.distribute(model, replicas_of(2))
-    assert not any(is_in_parts(variable_storage(v)) for v in model.weights)
-    assert_equal(model.get_weights(), before)
 
 
 # The optimizer's state resumes so in test_shard_optimizer.py.
