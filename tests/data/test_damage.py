@@ -93,6 +93,11 @@ def test_a_damaged_file_is_named_or_left_out_and_listed(damaged, tmp_path):
     assert len(warned) == 1
     with pytest.warns(UserWarning, match="Epoch 1 skipped 1 damaged example: "):
         list(batches.epoch(0, start=3))
+    with pytest.warns(UserWarning, match="Epoch 1 skipped 1 damaged example: "):
+        prediction = [*batches.reading("prediction").epoch(0)]
+    # It keeps its row there.
+    rows = [weight.numpy().tolist() for _, _, weight in prediction]
+    assert rows == [[1, 1, 1], [1, 0, 1], [1]]
 
 
 @pytest.mark.parametrize("name", ["a\0b.jpg", "a\ud800.jpg"], ids=["zero byte", "surrogate"])
