@@ -148,7 +148,10 @@ class Conversions:
         key = layout, self._bucket if is_sharded(have) else None
         if key not in value.converted:
             with value.home.as_default():
-                value.converted[key] = self._converted(value, layout)
+                made = value.converted[key] = self._converted(value, layout)
+            # Some operations want a length that they are told to be known: MatrixDiagV3.
+            if value.source is not None and value.scope is not None:
+                tell_shape(value.scope.facts, value.source, layout, made)
         return value.converted[key]
 
     def _converted(self, value: Value, layout: Layout) -> tf.Tensor:

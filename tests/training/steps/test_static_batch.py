@@ -63,6 +63,26 @@ def test_single_batches_have_their_static_sizes():
     assert np.isfinite(losses).all()
 
 
+class Diagonal(keras.Sequential):
+    """A loss of the diagonal of a matrix of all pairs, weighted by the rows."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        pairs = tf.matmul(y_pred, y_pred, transpose_b=True)
+        return tf.reduce_mean(tf.linalg.diag_part(pairs) * x[:, 0])
+
+
+def test_what_is_gathered_has_a_static_shape():
+    """The gradient gives `MatrixDiagV3` the lengths of its result; its input's must be known."""
+
+    def numbers(place, **compiled):
+        model = place(Diagonal([keras.Input((5,)), layers.Dense(3)]))
+        model.compile(keras.optimizers.SGD(0.1), jit_compile=False, **compiled)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
+        return model.fit(data, shuffle=False, verbose=0).history, model.get_weights()
+
+    assert_as_one_device(numbers, replicas=3)
+
+
 def test_an_error_of_the_model_is_raised_unchanged():
     class Wrong(Counts):
         def call(self, x):
