@@ -185,7 +185,11 @@ def where_is(stack: Sequence[FrameType]) -> tuple[str, bool]:
         return TRACING, True
     for frame in stack:
         if frame.f_code.co_qualname == "MadeStep.__call__":
-            return f"{STEP}: {whereabouts(frame.f_locals['self'].runner) or IN_STEP}", False
+            where = ""
+            # Whatever cannot be named, the rest of the report must be written.
+            with contextlib.suppress(Exception):
+                where = whereabouts(frame.f_locals["self"].runner)
+            return f"{STEP}: {where or IN_STEP}", False
     return ELSEWHERE, True
 
 

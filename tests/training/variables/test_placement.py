@@ -75,7 +75,7 @@ def test_metrics_made_in_a_scope_are_brought_together():
     """Keras's `MeanIoU` counts in integers."""
     with STRATEGY.scope():
         metric = keras.metrics.MeanIoU(2)
-    placement.place_once(metric.variables)
+    placement.keep_once(metric.variables, tf.distribute.DistributedValues)
     metric.update_state([0, 1, 1], [0, 1, 0])
     assert metric.total_cm.numpy().tolist() == [[1, 0], [1, 1]]
 
