@@ -87,6 +87,9 @@ def test_an_epoch_starts_at_any_position():
     later = Batches(stream, global_batch_size=4).epoch(3, start=5)
     assert lists(later) == [flat[5:9], flat[9:]]
     assert sorted(stream.read) == sorted(flat[5:])
+    drawn = batches(augment=lambda x, seeds: seeds)
+    whole, rest = (sum(lists(drawn.epoch(3, start)), []) for start in (0, 5))
+    assert rest == whole[5:] and len({*map(tuple, whole)}) == 10
 
 
 def test_endless_reading_starts_at_the_end_of_an_epoch():
