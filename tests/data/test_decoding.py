@@ -176,7 +176,7 @@ def test_a_random_crop_is_a_part_of_the_whole_image(any_backend, tmp_path):
     """Of another place and size for each epoch and example; evaluation takes the center."""
     rows, columns = np.mgrid[:64, :64]
     image = np.stack([rows * 4, columns * 4, rows * 0], axis=-1).astype(np.uint8)
-    settings = {"image_size": 16, "resize": "random_crop", "interpolation": "nearest"}
+    settings = {"image_size": (16, 12), "resize": "random_crop", "interpolation": "nearest"}
     batches = batches_of(tmp_path, [encoded(image)] * 4, **settings)
     (first,), (again,), (second,) = (batches.epoch(number) for number in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
