@@ -1,7 +1,7 @@
 """`BatchSizeFinder`: the largest replica batch that fits into memory."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from keras_multigpu.checks import (
 from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
 from keras_multigpu.seeded_layers import preserve_random_state
-from keras_multigpu.training.exchange.exchange import Exchange, Parts
+from keras_multigpu.training.exchange.exchange import Exchange, on_each
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch
 
@@ -179,8 +179,10 @@ class SizeSearch:
         self._batch = batch
         # A step may fail on one worker only, and the others must not wait for it.
         group = run.group
-        alone = AsIfAll(group.exchange.devices, count=group.count)
-        self._exchange = alone if group.is_spread else group.exchange
+        self._exchange = group.exchange
+        if group.is_spread:
+            devices = group.exchange.devices
+            self._exchange = Exchange(devices, group.count, AsIfAll(devices, group.count))
         self._host = HostMemory(replica.device for replica in run.group.replicas)
 
     def fits(self, replica_batch_size: int) -> bool:
@@ -216,15 +218,17 @@ class SizeSearch:
         return seconds
 
 
-class AsIfAll(Exchange):
-    """Exchanges nothing: as if all replicas had what each has."""
+class AsIfAll:
+    """Carries nothing between workers: as if all replicas had what each has."""
 
-    def sum(self, parts: Parts) -> list[list[tf.Tensor]]:
-        count = self.count
-        return self.on_each(lambda own: [each * tf.cast(count, each.dtype) for each in own], parts)
+    def __init__(self, devices: Sequence[str], count: int) -> None:
+        self._devices, self._count = devices, count
 
-    def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
-        return self.on_each(lambda own: [tf.concat([each] * self.count, 0) for each in own], parts)
+    def all_reduce(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return on_each(self._devices, lambda own: own * tf.cast(self._count, own.dtype), parts)
+
+    def all_gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return on_each(self._devices, lambda own: tf.concat([own] * self._count, axis=0), parts)
 
 
 class HostMemory:

@@ -210,8 +210,7 @@ class ReplicaGroup:
 
     def broadcast_from_chief(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The chief's arrays, bit for bit; each process passes arrays of the same sizes."""
-        # TensorFlow's collectives end the process where they are given nothing to sum.
-        if not self.is_spread or not any(array.nbytes for array in arrays):
+        if not self.is_spread or not arrays:
             return list(arrays)
         own = np.concatenate([np.frombuffer(array.tobytes(), np.uint8) for array in arrays])
         # As integers, which lose nothing in a sum with zeros, and all in one exchange.

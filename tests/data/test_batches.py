@@ -224,7 +224,7 @@ def test_draws_depend_on_seed_epoch_and_example_alone():
 
 @pytest.mark.slow
 def test_a_list_draws_as_a_sequence_does():
-    augment = [keras.layers.RandomContrast(0.5), noisy, kmg.augmentation.RandomColor(contrast=0.5)]
+    augment = [keras.layers.RandomContrast(0.5), kmg.augmentation.RandomColor(contrast=0.5)]
     images = np.random.default_rng(0).uniform(0, 255, (5, 4, 4, 3)).astype("float32")
     sequence = kmg.augmentation.Sequence(augment)
     one, other = (

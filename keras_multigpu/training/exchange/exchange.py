@@ -112,11 +112,12 @@ class Exchange:
         """The sums of tensors over all replicas. Each travels by itself, as soon as it is there."""
         if self.count == 1:
             return [list(own) for own in parts]
-        return self._each(self._transport.all_reduce, parts)
+        return self._each(self._transport.all_reduce, parts, lambda shape: shape, 1)
 
     def all_gather(self, parts: Parts) -> list[list[tf.Tensor]]:
-        """The tensors of all replicas, of equal shapes, one after another."""
-        return self._each(self._transport.all_gather, parts)
+        """The tensors of all replicas, of equal shapes with at least a row, one after another."""
+        transport = self._transport.all_gather
+        return self._each(transport, parts, lambda shape: shape[1:], self.count)
 
     def gather(self, parts: Parts) -> list[list[tf.Tensor]]:
         """The rows of all replicas, in the order of their ids."""
@@ -197,13 +198,51 @@ class Exchange:
         return bounds, max(stop - start for start, stop in bounds)
 
     def _each(
-        self, exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], parts: Parts
+        self,
+        exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+        parts: Parts,
+        decides: Callable[[tf.TensorShape], tf.TensorShape],
+        count: int,
     ) -> list[list[tf.Tensor]]:
-        """Exchange each tensor by itself."""
-        # An exchange has to begin on the replica's device.
-        here = self.on_each(lambda own: [tf.identity(tensor) for tensor in own], parts)
-        found = [exchange(of_all) for of_all in zip(*here, strict=True)]
-        return [list(own) for own in zip(*found, strict=True)] or [[] for _ in self.devices]
+        """Exchange each tensor by itself.
+
+        Args:
+            decides: What of a shape decides whether there are elements.
+            count: How many times as many rows come back.
+        """
+
+        def is_filled(tensor: tf.Tensor) -> bool:
+            return bool(decides(tensor.shape).num_elements())
+
+        def sent(own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            # An exchange has to begin on the replica's device.
+            return [tf.identity(each) if is_filled(each) else filled(each) for each in own]
+
+        def present(wholes: Sequence[tf.Tensor], own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return [
+                whole if is_filled(each) else unfilled(whole, each, count)
+                for whole, each in zip(wholes, own, strict=True)
+            ]
+
+        found = [exchange(of_all) for of_all in zip(*self.on_each(sent, parts), strict=True)]
+        wholes = [list(own) for own in zip(*found, strict=True)] or [[] for _ in self.devices]
+        return self.on_each(present, wholes, parts)
+
+
+def filled(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor as a row of its elements, or of one if it has none.
+
+    TensorFlow's collectives end the process where a tensor has none (2.21).
+    """
+    missing = tf.cast(tf.equal(tf.size(tensor), 0), tf.int32)
+    return tf.pad(tf.reshape(tensor, [1, -1]), [[0, 0], [0, missing]])
+
+
+def unfilled(whole: tf.Tensor, tensor: tf.Tensor, count: int) -> tf.Tensor:
+    """So many such rows as a tensor again."""
+    shape = tf.shape(tensor)
+    rows = tf.reshape(whole, [count, -1])[:, : tf.size(tensor)]
+    return tf.reshape(rows, tf.concat([count * shape[:1], shape[1:]], axis=0))
 
 
 def rows_of(whole: tf.Tensor, axis: ShardedAxis, place: int, places: int) -> tf.Tensor:
