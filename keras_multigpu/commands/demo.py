@@ -76,7 +76,7 @@ Results = dict[str, list[Result]]
 
 
 def compare() -> Results:
-    """Train each case in each way."""
+    """Train each case in each way, and print how it ended."""
     import keras
     import tensorflow as tf
 
@@ -88,9 +88,12 @@ def compare() -> Results:
     digits = kmg.data.from_arrays(*draw_digits(), global_batch_size=BATCH_SIZE)
     training, validation = digits.split(0.2)
     results: Results = {way: [] for way in WAYS}
+    width = max(map(len, WAYS.values()))
+    print(f"{'':{width + 4}}final loss  accuracy  weights differ by")
     for case in CASES:
+        print(f"{case.title}, {case.batches} (of {BATCH_SIZE})", flush=True)
         some = training.take(case.examples)
-        for way in WAYS:
+        for way, label in WAYS.items():
             with two_replicas.scope() if way == "stock" else contextlib.nullcontext():
                 model = build(case)
                 if way == "ours":
@@ -105,6 +108,8 @@ def compare() -> Results:
                 # Stock Keras needs datasets; these have the same batches in each epoch.
                 data = (some.epochs(), len(some), validation.evaluation().epoch(0))
             results[way].append(train(model, *data))
+            columns = row(results[way][-1], results["one"][-1], way == "one")
+            print(f"  {label:{width}}  {columns}", flush=True)
     return results
 
 
@@ -150,17 +155,6 @@ def ours_is_one_device(results: Results) -> bool:
         not ours.error and weights_differ_by(one, ours) < ROUNDING
         for one, ours in zip(results["one"], results["ours"], strict=True)
     )
-
-
-def table(results: Results) -> str:
-    width = 2 + max(map(len, WAYS.values()))
-    lines = [f"{'':{width}}  final loss  accuracy  weights differ by"]
-    for index, case in enumerate(CASES):
-        lines.append(f"{case.title}, {case.batches} (of {BATCH_SIZE})")
-        for way, label in WAYS.items():
-            columns = row(results[way][index], results["one"][index], way == "one")
-            lines.append(f"  {label:{width - 2}}  {columns}")
-    return "\n".join(lines)
 
 
 def row(result: Result, one: Result, is_one: bool) -> str:
@@ -217,7 +211,7 @@ def picture_of(results: Results, path: Path) -> str:
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
-        help="train on two replicas and compare them with one device; about a minute",
+        help="train on two replicas and compare them with one device; half a minute",
         description="Train small models on drawn digits, on one device, and on two replicas with "
         "this package and with stock Keras. Needs no GPU and no network.",
     )
@@ -233,9 +227,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     tf.config.set_visible_devices([], "GPU")
     kmg.strategy(devices=2)  # Splits the CPU before TensorFlow's first operation.
-    print("Small trainings whose batches cannot be shared evenly. Please wait ...\n")
+    print("Small networks learn digits, in batches that two replicas cannot share evenly.\n")
     results = compare()
-    print(table(results))
     print(
         CLOSING.format(
             picture=picture_of(results, arguments.folder / "distance_from_one_device.png")
