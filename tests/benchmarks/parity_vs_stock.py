@@ -117,7 +117,7 @@ def results_of(kind, full, names):
     found = {}
     while missing := [name for name in names if name not in found][:12]:
         command = [sys.executable, __file__, MEASURE, json.dumps([kind, full, missing])]
-        limit = SECONDS_A_CASE + 8 * len(missing)
+        limit = SECONDS_A_CASE + 25 * len(missing)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
             output, ending = done.stdout, f"process died ({done.returncode})"
