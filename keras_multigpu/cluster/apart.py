@@ -58,8 +58,8 @@ def warn_if_unused(workers: int, index: int) -> None:
     if not _train_together.is_set() and not index:
         warn_once(
             problem(
-                f"{workers} workers have joined, and no model was distributed: what they have "
-                "trained, each has trained alone.",
+                f"{workers} workers have joined, but no model was distributed: each worker has "
+                "trained on its own.",
                 "Expected `kmg.distribute`, or a step under `kmg.strategy()`.",
                 "Write `model = kmg.distribute(model)` before `compile`, or start one process.",
                 workers=workers,

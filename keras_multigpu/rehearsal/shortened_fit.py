@@ -141,7 +141,7 @@ class LastCallback(keras.callbacks.Callback):
         found = [each for each in self._others.values() if folder_to_resume(each)]
         run = getattr(self.model, "training_run", None)
         if not found:
-            text = "nothing to go on from: a kill loses all of this training"
+            text = "nothing to resume from: a kill loses all of this training"
             do = "Add `kmg.callbacks.ResumableCheckpoint(folder)`."
             self._report("kill and resume", "note", text, do)
         elif not self._is_second:

@@ -45,8 +45,11 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
 
 def require_parts(data: Any) -> None:
     """Refuse what also holds the data of a validation, as `load_data()` of Keras returns it."""
-    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in keras.tree.flatten(data)]
-    if len(data) > 3 or len({shape[0] for shape in shapes if shape} - {None}) > 1:
+    leaves = keras.tree.flatten(data)
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+    lengths = {shape[0] for shape in shapes if shape} - {None}
+    whole = (tf.data.Dataset, keras.utils.PyDataset)
+    if len(data) > 3 or len(lengths) > 1 or any(isinstance(leaf, whole) for leaf in leaves):
         raise value_error(
             "`data` is more than the inputs and targets of the same examples.",
             "Expected (x, y) or (x, y, sample_weight), with as many rows in each array.",

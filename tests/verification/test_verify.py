@@ -106,6 +106,10 @@ def test_the_last_bits_of_frozen_weights_change_too():
 X, Y = np.zeros((40, 3)), np.ones((40, 1))
 
 
+def batched():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "received"),
     [
@@ -118,6 +122,7 @@ X, Y = np.zeros((40, 3)), np.ones((40, 1))
         ({"data": lambda: iter([])}, "`data` ran out after 0 batches", "data"),
         ({"data": (X, Y, X, Y)}, "`data` is more than the inputs and targets", "shapes"),
         ({"data": ((X, Y), (X[:9], Y[:9]))}, "`data` is more than the inputs", "shapes"),
+        ({"data": lambda: (batched(),) * 2}, "`data` is more than the inputs", "shapes"),
         ({"data": models.arrays}, "`data` gives single examples", "shapes"),
         ({"data": lambda: iter([(X[0], 1.0)])}, "`data` gives single examples", "shapes"),
         ({"data": (X, Y)}, "The model fails on one device already, in step 1", "batch_size"),
