@@ -99,7 +99,7 @@ def several_writers(notes: Notes) -> list[Finding]:
     workers: dict[tuple[str, str], set[int]] = {}
     for user, by, worker in notes.read("written"):
         workers.setdefault((user, by), set()).add(worker)
-    do = "Write on the chief alone: `if kmg.cluster.is_chief():`."
+    do = "Distribute the model, and write on the chief alone: `if kmg.cluster.is_chief():`."
     return [
         Finding("script", "one writer", "fails", f"{by} writes {user} on each worker", do)
         for (user, by), who in workers.items()

@@ -15,6 +15,7 @@ from keras.optimizers import schedules
 from keras_multigpu.callbacks import BatchSizeScaling, ResumableCheckpoint
 from keras_multigpu.callbacks.trials import resize_batch
 from keras_multigpu.checks import in_one_line
+from keras_multigpu.cluster import is_chief
 from keras_multigpu.explanation.memory import memory
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.optimizer_internals import compiled_rate
@@ -102,7 +103,7 @@ def length_of_schedule(rate: Any) -> int | None:
 
 def disk(real: RealRun, model: keras.Model) -> Found:
     """Is there room for all checkpoints?"""
-    if not is_chief(model):
+    if not is_chief():
         return
     needs: dict[int, list[Any]] = {}
     for name, callback in real.callbacks.items():
@@ -185,7 +186,7 @@ def last_batch(real: RealRun, model: keras.Model) -> Found:
 
 def saving(real: RealRun, model: keras.Model) -> Found:
     """Can the whole model be saved, and loaded by who has its classes?"""
-    if not is_chief(model):
+    if not is_chief():
         return
     path = real.overlay.notes.folder / "model.keras"
     classes = {type(each).__name__: type(each) for each in model_internals.layers_of(model)}
@@ -203,11 +204,6 @@ def saving(real: RealRun, model: keras.Model) -> Found:
 
 def run_of(model: keras.Model) -> TrainingRun | None:
     return getattr(model, "training_run", None)
-
-
-def is_chief(model: keras.Model) -> bool:
-    run = run_of(model)
-    return run is None or run.group.is_chief
 
 
 def some_batches(model: keras.Model) -> list[Batch]:
