@@ -101,7 +101,7 @@ def function_request(argument: str, function: Callable[..., Any], why: str) -> b
 
 
 def request(**parts: Any) -> bytes:
-    """What `answer_request` reads in another process, which finds the same modules and script."""
+    """What `call_for_parent` reads in another process, which finds the same modules and script."""
     return pickle.dumps({"path": sys.path, "script": script(), **parts})
 
 
@@ -160,20 +160,17 @@ def function_from(data: bytes, place: tuple[str, str] | None) -> Callable[..., A
     return found.function
 
 
-def answer_request(answer: Callable[[dict[str, Any]], Any]) -> Any:
-    """Read the request in the file `argv[1]` and write the answer to the file `argv[2]`."""
+def call_for_parent() -> bool:
+    """Call the function of the request in the file `argv[1]`; whether it raised.
+
+    Its pickled result or error goes to the file `argv[2]`.
+    """
     question, reply = map(Path, sys.argv[1:])
     parts = pickle.loads(question.read_bytes())
     # First of all: the functions may be in modules that the first process found there.
     sys.path[:] = parts["path"]
-    given = answer(parts)
-    reply.write_bytes(pickle.dumps(given))
-    return given
-
-
-def call_for_parent() -> bool:
-    """Call the function of the request and write its pickled result or error; whether it raised."""
-    _, error = answer_request(_call)
+    result, error = _call(parts)
+    reply.write_bytes(pickle.dumps((result, error)))
     return error is not None
 
 

@@ -89,7 +89,7 @@ def rehearse(
     if failure is None and not any(each.where.startswith("fit ") for each in found):
         found.insert(0, Finding("script", "training", "note", NO_FIT))
     every = [decided(each, notes) for each in [*found, *several_writers(notes)]]
-    # What is no error is said of the first `fit` alone.
+    # What is not an error is said of the first `fit` alone.
     once = {each[1:] if each.verdict == "note" else each: each for each in reversed(every)}
     return [*reversed(once.values())]
 
